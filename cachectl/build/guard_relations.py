@@ -1,0 +1,147 @@
+"""Guards that relate values: one object at two places, shared memory, what classes give, what was not there.
+
+Owns the facts that no single guard of Dynamo's says, or that torch compares otherwise than another process can. Rank
+processes only.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from types import CodeType
+from typing import Any
+
+from cachectl.build.guard_absences import Gone, absences
+from cachectl.build.guard_places import Places, keyword_of
+from cachectl.build.untraced import UntracedRecorder
+from cachectl.build.untraced_reads import UntracedReads
+from cachectl.identity.guard_classes import class_members, function_of
+from cachectl.identity.guard_paths import Path
+from cachectl.identity.guard_values import Unsayable, in_order
+
+__all__ = ["Relations", "joined"]
+
+
+class Relations(Places):
+    """What relates places, for one compilation while it is read."""
+
+    def add_pair(self, guard: Any) -> None:
+        other = keyword_of(guard, "source_b")
+        if not any(_passes_through(source, "SkipGuardSource") for source in (guard.originating_source, other)):
+            self.pair(guard.originating_source, other)
+
+    def add_methods(self) -> None:
+        """Keep, for each guarded object, which of the traced functions its class gave it."""
+        traced = frozenset(getattr(self.graph, "traced_code", None) or ())
+        facts = {kind: self._traced_methods(kind, traced) for kind in set(self.classes.values())}
+        for path, kind in self.classes.items():
+            if methods := facts[kind]:
+                self.put(path, "methods", methods)
+
+    def _traced_methods(self, kind: type, traced: frozenset[CodeType]) -> dict[str, Any]:
+        found = {name: function_of(member) for name, member in class_members(kind).items()}
+        return {
+            name: self.reader.identity(function)
+            for name, function in sorted(found.items())
+            if function is not None and function.__code__ in traced
+        }
+
+    def add_key_orders(self) -> None:
+        """Keep the order of keys wherever the traced code walked a dict, whether or not a guard says so."""
+        for source in getattr(self.graph, "guard_on_key_order", ()):
+            value = self.builder.get(source)
+            if isinstance(value, dict) and value is not self.registry:
+                try:
+                    self.put(self.path(source), "ordered", list(map(self.reader.member, in_order(value))))
+                except Unsayable as error:
+                    self.unrepresented.append(f"key order of {source.name}: {error}")
+
+    def add_absences(self) -> None:
+        """Keep what was looked for and not found: torch guards only some of it."""
+        self.lookups.fault.raise_kept()
+        found = absences(
+            self.lookups,
+            value_at=self.live,
+            path_of=self.path,
+            reader=self.reader,
+            variables=self.variables,
+        )
+        for item in found:
+            if isinstance(item, str):
+                self.unrepresented.append(item)
+            else:
+                self.put(item[0], *item[1])
+        self.unrepresented += self.lookups.disorder
+
+    def add_untraced(self, untraced: UntracedRecorder) -> None:
+        """Keep what functions read that ran while the graph was made and were not traced."""
+        reads = UntracedReads(self.reader, lambda path, fact: self.put(path, *fact), self.path_of_object)
+        for item in untraced.functions():
+            reads.add(item)
+        self.unrepresented += [*reads.refused, *untraced.unknown]
+
+    def path_of_object(self, value: Any) -> Path | None:
+        """Return where an object stands that the traced code looked at; None if nowhere that can be said."""
+        for source in self.lookups.sources.values():
+            try:
+                if self.live(source) is value:
+                    return self.path(source)
+            except (Gone, Unsayable):
+                continue
+        return None
+
+    def live(self, source: Any) -> Any:
+        """Return the live value behind a source of Dynamo's. Raises Gone for what tracing made itself."""
+        try:
+            return self.builder.get(source)
+        except Exception as error:
+            raise Gone(source) from error
+
+    def add_compiler_guards(self) -> None:
+        """Add what the compiler behind Dynamo asked for: one object in two places. Shared memory is compared anyway."""
+        for guard in getattr(self.graph, "aotautograd_guards", ()):
+            kind = type(guard).__name__
+            if kind == "DuplicateInputs":
+                self.pair(guard.input_source_a, guard.input_source_b)
+            elif kind != "StorageOverlap":
+                self.unrepresented.append(f"{kind}: a guard of the compiler that this program doesn't know")
+
+    def add_memory(self) -> None:
+        paths = {id(tensor): path for path, tensor in sorted(self.apart.items(), reverse=True)}
+        spans = []
+        for path, tensor in sorted(self.apart.items()):
+            if paths[id(tensor)] == path and (extent := self._extent(tensor)) is not None:
+                spans.append((*extent, path))
+        clusters: list[list[Path]] = []
+        end = -1
+        for start, stop, path in sorted(spans):
+            if start >= end:
+                clusters.append([])
+            clusters[-1].append(path)
+            end = max(end, stop)
+        self.sheet.add_groups("memory", (cluster for cluster in clusters if len(cluster) > 1))
+
+    def _extent(self, tensor: Any) -> tuple[int, int] | None:
+        try:
+            return self.reader.extent(tensor)
+        except (RuntimeError, NotImplementedError, TypeError):
+            return None  # A subclass or a fake tensor has no memory of its own to share.
+
+
+def joined(pairs: Iterable[tuple[Path, Path]]) -> list[set[Path]]:
+    """Return the groups that pairs of equal members make."""
+    group_of: dict[Path, set[Path]] = defaultdict(set)
+    for first, second in pairs:
+        joined = group_of[first] | group_of[second] | {first, second}
+        for member in joined:
+            group_of[member] = joined
+    unique = {id(group): group for group in group_of.values()}
+    return [group for group in unique.values() if len(group) > 1]
+
+
+def _passes_through(source: Any, kind: str) -> bool:
+    while source is not None:
+        if type(source).__name__ == kind:
+            return True
+        source = getattr(source, "base", None)
+    return False

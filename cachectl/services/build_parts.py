@@ -1,0 +1,45 @@
+"""Which part of a build is this process's: a shard of the cases, or one rank of a world that a launcher started.
+
+Owns no building. Reads a launcher's variables, and nothing else of the environment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from cachectl.errors import ConfigError
+from cachectl.services.request import RecipeRequest
+
+__all__ = ["dealt", "launched_rank"]
+
+
+def launched_rank(environ: Mapping[str, str], request: RecipeRequest) -> int | None:
+    """Return the rank that a launcher started this very process as, to build that rank only; None where none did.
+
+    Raises:
+        ConfigError: it started another number of ranks than the recipe has.
+    """
+    numbers = {name: environ.get(name, "").strip() for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
+    if request.world_size == 1 or not all(text.isascii() and text.isdecimal() for text in numbers.values()):
+        return None
+    rank, size = int(numbers["RANK"]), int(numbers["WORLD_SIZE"])
+    if size == 1:
+        return None
+    if size != request.world_size or rank >= size:
+        raise ConfigError(
+            f"{request.loaded.path.name}: topology.world_size {request.world_size}: this is rank {rank} of {size}",
+            hint="start as many ranks, or unset RANK, LOCAL_RANK and WORLD_SIZE to have them started here",
+        )
+    return rank
+
+
+def dealt(requests: Sequence[RecipeRequest], shard: tuple[int, int] | None) -> Iterator[frozenset[int] | None]:
+    """Yield for each recipe the indices of the cases that are this shard's; None for all."""
+    number = 0
+    for request in requests:
+        mine = set()
+        for case in request.cases():
+            if shard is not None and number % shard[1] == shard[0] % shard[1]:
+                mine.add(case.index)
+            number += 1
+        yield frozenset(mine) if shard is not None else None

@@ -1,0 +1,1 @@
+"""What `cachectl check` looks at: a recipe, its model's source, programs around it, and a trace."""

@@ -1,0 +1,7 @@
+"""Fixtures of the migrations' tests: databases of both kinds."""
+
+from __future__ import annotations
+
+from tests.postgres import database, postgres_url
+
+__all__ = ["database", "postgres_url"]
