@@ -135,7 +135,8 @@ def test_record_options_behind_cmd_are_cmds(cachectl: Run, folder: Path) -> None
 
 def test_record_forwards_signals(folder: Path) -> None:
     """SIGTERM reaches CMD, whose answer is the exit code, and what it had compiled is written."""
-    script = COMPILES.replace("sys.exit(int(sys.argv[1]))", "import time\ntime.sleep(60)")
+    # Not one long sleep: a signal between Python's last look and the system call is answered when the sleep is over.
+    script = COMPILES.replace("sys.exit(int(sys.argv[1]))", "import time\nwhile True:\n    time.sleep(0.01)")
     (folder / "serve.py").write_text("import signal, sys\nsignal.signal(15, lambda *_: sys.exit(9))\n" + script)
     words = [sys.executable, "-m", "cachectl", "record", "--", sys.executable, "serve.py", "0"]
     with subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
