@@ -18,9 +18,10 @@ from cachectl.boot.materialize import Timing, describe_write_error, lay_down
 from cachectl.boot.node import NodeCopy, node_copy
 from cachectl.boot.options import DEFAULT_DEADLINE_S, HookOptions
 from cachectl.boot.starts import QuarantinedError, Starts
+from cachectl.boot.together import each, workers_for
 from cachectl.boot.warmdir import WarmDir, choose_warm_dir, find_warm_dirs, remove_tree
 from cachectl.errors import StoreError
-from cachectl.schemas.boot import Reason, WarmSet
+from cachectl.schemas.boot import Reason, StoredEntry, WarmSet
 from cachectl.store.blobs import BlobStore
 from cachectl.store.layout import StoreLayout, bare_hex
 from cachectl.values import dataclass, field, replace
@@ -79,18 +80,7 @@ class UnfinishedHandout:
                 folder, warm_dir = self._own_folder()
                 with warm_dir.acting():
                     self._refuse_poison(candidate, [warm_dir.root])
-                    for item in candidate.manifests:
-                        if item.entry.key not in self._paths:
-                            # Noted before it is written: half of it has to go, too.
-                            self._paths[item.entry.key] = folder / bare_hex(item.entry.key)
-                            self._paths[item.entry.key] = lay_down(
-                                BlobStore(self.layout),
-                                item.entry,
-                                folder,
-                                deadline_s=self.deadline_s,
-                                timing=self.timing,
-                                node=self._node,
-                            )
+                    self._lay_down([item.entry for item in candidate.manifests], folder)
         except BaseException:
             for key in set(self._paths) - before:
                 del self._paths[key]
@@ -147,6 +137,25 @@ class UnfinishedHandout:
                     remove_tree(self._folder / name)
             except OSError:
                 pass  # No longer ours to remove; a later hook's sweep finds it.
+
+    def _lay_down(self, entries: Iterable[StoredEntry], folder: Path) -> None:
+        """Lay down what is not there yet, several entries at once where they are large. Raises as lay_down."""
+        missing = {entry.key: entry for entry in entries if entry.key not in self._paths}
+        # Noted before it is written: half of it has to go, too.
+        self._paths.update((key, folder / bare_hex(key)) for key in missing)
+        timings: list[Timing] = []
+
+        def lay(entry: StoredEntry) -> None:
+            timing = Timing()
+            timings.append(timing)
+            self._paths[entry.key] = lay_down(
+                BlobStore(self.layout), entry, folder, deadline_s=self.deadline_s, timing=timing, node=self._node
+            )
+
+        started = time.perf_counter()
+        size_bytes = sum(item.size_bytes for entry in missing.values() for item in entry.files)
+        each(lay, list(missing.values()), workers_for(size_bytes))
+        self.timing.add(timings, time.perf_counter() - started)
 
     def _refuse_poison(self, candidate: Candidate, warm_dirs: Iterable[Path]) -> None:
         """Raise QuarantinedError for a set of which an entry killed starts on this node."""

@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import os
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from cachectl.boot.acting import acting_as
@@ -49,6 +50,15 @@ class Timing:
     size_bytes: int = 0
     # Whether a file system has refused to clone: it is asked once.
     clones: bool = field(default=True, repr=False)
+
+    def add(self, others: Iterable[Timing], elapsed_s: float) -> None:
+        """Add what was done at once within `elapsed_s` seconds: its seconds by their share of those, on one clock."""
+        others = tuple(others)
+        verify_s, write_s = sum(one.verify_s for one in others), sum(one.write_s for one in others)
+        share = min(1.0, elapsed_s / (verify_s + write_s)) if verify_s + write_s else 0.0
+        self.verify_s += verify_s * share
+        self.write_s += write_s * share
+        self.size_bytes += sum(one.size_bytes for one in others)
 
 
 def lay_down(
