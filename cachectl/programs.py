@@ -132,7 +132,7 @@ def model(
     with _watched(watch, world):
         try:
             with watch.end.running():
-                run_script(read, _folder / folder, tuple(launcher))
+                run_script(read, _folder / folder, watch.end, tuple(launcher))
         except (CachectlError, KeyboardInterrupt):
             if not watch.end.asked:
                 raise

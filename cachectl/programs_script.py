@@ -20,6 +20,7 @@ from typing import Any
 
 from cachectl.errors import ConfigError
 from cachectl.programs_command import ScriptCommand
+from cachectl.programs_ending import ScriptEnd
 
 __all__ = ["LAUNCHER_VARIABLES", "run_script", "script_error"]
 
@@ -40,12 +41,13 @@ LAUNCHER_VARIABLES = {
 }
 
 
-def run_script(command: ScriptCommand, folder: Path, launcher: tuple[str, ...] = ()) -> None:
+def run_script(command: ScriptCommand, folder: Path, end: ScriptEnd, launcher: tuple[str, ...] = ()) -> None:
     """Run a script to its end; what it raises passes through.
 
     Args:
         command: what to run.
         folder: the working folder it is started in; left again when it ends.
+        end: of this script; told when its code has been left.
         launcher: variables that a launcher sets for the program, which the script may ask for.
 
     Raises:
@@ -61,7 +63,10 @@ def run_script(command: ScriptCommand, folder: Path, launcher: tuple[str, ...] =
         vars(main).update(attributes)
         sys.modules["__main__"] = main
         sys.argv = [str(attributes["__file__"]) if command.is_module else command.target, *command.arguments]
-        exec(code, vars(main))  # noqa: S102 - the program that the recipe names
+        try:
+            exec(code, vars(main))  # noqa: S102 - the program that the recipe names
+        finally:
+            end.left = True
 
 
 def script_error(error: BaseException, command: ScriptCommand) -> ConfigError:

@@ -169,7 +169,8 @@ class Absence:
 class WarmSet:
     """All entries one job needs, and the request they were built for (key part documents by name).
 
-    Ranks may hold different members; `absent` are those that a rank has no method for.
+    Ranks may hold different members; `absent` are those that a rank has no method for. `ranks_per_node` is the cut into
+    nodes that the set is tied to: None for one whose artifacts fit every cut, and where that was not noted.
     """
 
     warm_set: str
@@ -177,6 +178,7 @@ class WarmSet:
     request: Mapping[str, Any]
     members: tuple[Member, ...]
     absent: tuple[Absence, ...] = ()
+    ranks_per_node: int | None = None
 
 
 @dataclass(frozen=True)
@@ -210,6 +212,7 @@ class BootRecord:
                         "request": item.request,
                         "members": [vars(member) for member in item.members],
                         **({"absent": [vars(absence) for absence in item.absent]} if item.absent else {}),
+                        **({} if item.ranks_per_node is None else {"ranks_per_node": item.ranks_per_node}),
                     }
                     for item in self.sets
                 ],
@@ -254,6 +257,7 @@ class BootRecord:
                             Absence(_text(absence["method"]), _text(absence["case"]), _count(absence["rank"]))
                             for absence in item.get("absent", ())
                         ),
+                        ranks_per_node=_count(item["ranks_per_node"]) if "ranks_per_node" in item else None,
                     )
                     for item in document["sets"]
                 ),

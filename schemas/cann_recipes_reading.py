@@ -55,6 +55,7 @@ _MODES = ("eager", "ge_graph", "npugraph_ex")
 _PLATFORMS = ("A2", "A3", "950")
 _SWITCHES = ("enable_", "use_", "with_", "is_", "force_", "skip_")
 _SHORT = 8
+_SHOWN = 12
 _MOST_RANKS = 1 << 17
 _START = "name a cann-recipes config, with model_config, parallel_config and scheduler_config"
 
@@ -119,7 +120,7 @@ def read_config(name: str, raw: bytes) -> Config:
     family = family_of(document)
     if family is None:
         looked = "; ".join(f"{', '.join(names)} (family {key})" for key, names in FAMILIES.items())
-        present = ", ".join(str(key) for key in document) or "nothing"
+        present = ", ".join([*list(document)[:_SHOWN], *(["more"] if len(document) > _SHOWN else [])]) or "nothing"
         raise fault(
             f"{name}: no cann-recipes config that is known here: it has {present}; looked for {looked}",
             "name the framework's config, or run: cachectl record -- CMD",

@@ -58,7 +58,7 @@ def load_framework(recipe: Recipe, folder: Path, raw_digest: str, name: str) -> 
     """
     assert recipe.framework is not None
     config = recipe.framework.config
-    raw = read_file(folder / config, _MAX_CONFIG_BYTES, "configuration file")
+    raw = read_file(folder / config, _MAX_CONFIG_BYTES, "configuration file", regular=True)
     if raw is None:
         raise fault(
             f"{name}: framework.config: {config}: no such file",
@@ -66,7 +66,7 @@ def load_framework(recipe: Recipe, folder: Path, raw_digest: str, name: str) -> 
         )
     places = model_files(raw, config, _folders(recipe.command))
     files = {
-        place: read_file(folder / place, _MAX_MODEL_BYTES, "configuration file")
+        place: read_file(folder / place, _MAX_MODEL_BYTES, "configuration file", regular=True)
         for field in places.values()
         for place in field
     }

@@ -12,11 +12,15 @@ from typing import Any, Literal
 
 from cachectl.errors import DocumentError
 
-__all__ = ["RULES", "SEVERITIES", "CheckReport", "Finding", "Severity", "rule_finding"]
+__all__ = ["RULES", "SEVERITIES", "STRIDED_OPERATORS", "CheckReport", "Finding", "Severity", "rule_finding"]
 
 Severity = Literal["error", "warning", "advice"]
 # The gravest first.
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "advice")
+
+# Operators that take views with gaps, by their vendor's documents (op-plugin, docs/context): each says so of all of its
+# tensors. Most others are silent, or want contiguous ones.
+STRIDED_OPERATORS = frozenset({"scatter_update", "scatter_update_", "npu_scatter_nd_update", "npu_scatter_nd_update_"})
 
 # Rule: what it asks, and how to write the code instead.
 RULES: dict[str, tuple[str, str]] = {
@@ -82,6 +86,17 @@ RULES: dict[str, tuple[str, str]] = {
     "prefill-flag": (
         "prefill and decode are two methods",
         "write prefill() for the eager path, and a method without the flag for decode",
+    ),
+    "compiled-prefill": (
+        "prefill stays eager",
+        "compile the decode method only: prompts differ in length, and each length would be another graph",
+    ),
+    "fused-attention": (
+        "attention is one operator of the NPU",
+        (
+            "torch.ops.npu.npu_fused_infer_attention_score(query, key, value, actual_seq_lengths_kv=lengths, …): no "
+            "scores and no mask in memory"
+        ),
     ),
     "non-contiguous": (
         "operators get contiguous tensors",

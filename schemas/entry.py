@@ -149,7 +149,9 @@ class Shown(Document):
 class Provenance(Document):
     """Who built the entry, when, how long it took and what the gates said; no part of the key.
 
-    `cold_seconds` and `warm_seconds` are None where that side was not measured. Earlier versions have no `shown`.
+    `cold_seconds` and `warm_seconds` are None where that side was not measured. `ranks_per_node` is the cut into nodes
+    in which a world of several ranks was built, None where nodes were unequal. Earlier versions have no `shown` and no
+    `ranks_per_node`.
     """
 
     created_at: str = Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?Z\z")
@@ -159,6 +161,7 @@ class Provenance(Document):
     gates: dict[str, Any] = Field(default_factory=dict)
     warnings: Many[str] = ()
     shown: Shown | None = None
+    ranks_per_node: int | None = Field(default=None, ge=1)
 
     @property
     def shown_document(self) -> dict[str, Any] | None:
@@ -228,7 +231,8 @@ class EntryManifest(Document):
     def _payload(self) -> bytes:
         # pydantic's own JSON mode would write sets in the order of this process's hash seed.
         document = self.model_dump(by_alias=True)
-        if self.provenance.shown is None:
-            # Manifests of earlier versions stay as they were, byte by byte.
-            del document["provenance"]["shown"]
+        for name in ("shown", "ranks_per_node"):
+            if document["provenance"][name] is None:
+                # Manifests of earlier versions stay as they were, byte by byte.
+                del document["provenance"][name]
         return canonical_bytes(document)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -67,15 +68,23 @@ def fault(message: str, hint: str) -> ConfigError:
     return ConfigError(" ".join(message.splitlines()), hint=" ".join(hint.splitlines()))
 
 
-def read_file(path: Path, limit_bytes: int, what: str) -> bytes | None:
+def _unwaiting(path: str, flags: int) -> int:
+    """Open a file; a pipe without a writer doesn't hold the opening."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def read_file(path: Path, limit_bytes: int, what: str, *, regular: bool = False) -> bytes | None:
     """Return the bytes of a user's file, None where there is none. Raises ConfigError.
 
     Args:
         limit_bytes: what is larger is refused.
         what: the file in a hint, as "recipe".
+        regular: whether a pipe is refused, and not waited for, where nobody names one on purpose.
     """
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=_unwaiting) if regular else open(path, "rb") as file:
+            if regular and stat.S_ISFIFO(os.fstat(file.fileno()).st_mode):
+                raise fault(f"{path}: is a pipe", f"write the {what} to a file")
             data = file.read(limit_bytes + 1)
     except (FileNotFoundError, NotADirectoryError):
         return None

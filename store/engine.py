@@ -12,7 +12,7 @@ import re
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -53,7 +53,8 @@ __all__ = [
     "writing",
 ]
 
-BUSY_TIMEOUT_S = 5.0
+# Writers come many at a time, ranks and shards; one of them may be stopped for seconds on a machine out of memory.
+BUSY_TIMEOUT_S = 30.0
 _MIGRATION_TIMEOUT_S = 60.0
 # `INSERT ... RETURNING` came with 3.35; the sqlite3 of a distribution's Python may be older than Python itself.
 _MIN_SQLITE = (3, 35, 0)
@@ -82,8 +83,9 @@ def open_engine(
     Args:
         database: a SQLite file (a path or `sqlite:///path`), or a `postgresql://` URL.
         create: make the SQLite file where there is none; its folder must exist. `upgrade` makes the tables.
-        read_only: never write. A SQLite file in a folder that can't be written is opened as immutable: nothing locks
-            it, and it must not be written by others meanwhile.
+        read_only: change nothing; the last one out still merges SQLite's log, where this user may. A SQLite file in a
+            folder that can't be written is opened as immutable: nothing locks it, and it must not be written by others
+            meanwhile.
         timeout_s: how long to wait for another writer.
 
     Raises:
@@ -173,7 +175,7 @@ def upgrade(engine: sa.Engine) -> None:
     """Bring the database to this program's schema, making the tables where there are none.
 
     One transaction: a crash leaves the schema as it was. Safe when several processes do it at once: one migrates, the
-    others wait and find it done.
+    others wait and find it done. A SQLite file becomes smaller where that left much of it free.
 
     Raises:
         SchemaAheadError: the database is newer than this program.
@@ -183,6 +185,8 @@ def upgrade(engine: sa.Engine) -> None:
 
     with migrating(engine) as config:
         command.upgrade(config, "head")
+    if engine.dialect.name == "sqlite":
+        _give_back_pages(engine)
 
 
 @contextmanager
@@ -302,7 +306,7 @@ def _open_sqlite(path: Path, create: bool, read_only: bool, timeout_s: float) ->
                 f"there is no database {path}",
                 hint="run `cachectl init`, or `cachectl db reindex` where the store holds entries already",
             )
-    if not read_only and not (os.access(path.parent, os.W_OK) and (not path.exists() or os.access(path, os.W_OK))):
+    if not read_only and not _is_writable(path):
         raise StoreReadOnlyError(f"the database {path} can't be written by this user (uid {os.geteuid()})")
 
     def connect() -> sqlite3.Connection:
@@ -322,11 +326,18 @@ def _is_remote(kind: str) -> bool:
     return kind in _NETWORK_TYPES or (kind.startswith("fuse.") and kind not in _LOCAL_FUSE_TYPES)
 
 
+def _is_writable(path: Path) -> bool:
+    return os.access(path.parent, os.W_OK) and (not path.exists() or os.access(path, os.W_OK))
+
+
 def _connect_sqlite(path: Path, create: bool, read_only: bool, timeout_s: float) -> sqlite3.Connection:
-    if read_only:
+    # Whoever closes the database last merges the log and deletes it, but not through mode=ro: a log of any size would
+    # stay behind a reader. So a reader who may write asks SQLite to let no statement do it instead.
+    only_queries = read_only and _is_writable(path)
+    if read_only and not only_queries:
         mode = "mode=ro&immutable=1" if _must_be_immutable(path) else "mode=ro"
     else:
-        mode = "mode=rwc" if create else "mode=rw"
+        mode = "mode=rwc" if create and not read_only else "mode=rw"
     # isolation_level None: Python's sqlite3 opens no transaction of its own, so that ours can begin as we say.
     connection = sqlite3.connect(
         f"file:{quote(str(path))}?{mode}", uri=True, timeout=timeout_s, isolation_level=None, check_same_thread=False
@@ -334,6 +345,8 @@ def _connect_sqlite(path: Path, create: bool, read_only: bool, timeout_s: float)
     try:
         connection.execute("PRAGMA foreign_keys=ON")
         connection.execute("PRAGMA synchronous=FULL")
+        if only_queries:
+            connection.execute("PRAGMA query_only=ON")
         if not read_only:
             _set_wal_mode(connection, path, timeout_s)
     except BaseException:
@@ -436,6 +449,17 @@ def _ahead(engine: sa.Engine, current: str) -> SchemaAheadError:
         current=current,
         hint="use the cachectl that wrote it, or a newer one",
     )
+
+
+def _give_back_pages(engine: sa.Engine) -> None:
+    with database_errors(engine), engine.connect() as connection:
+        # VACUUM can't run inside a transaction, so this goes around SQLAlchemy's.
+        driver: Any = connection.connection.driver_connection
+        (free,), (pages,) = (driver.execute(f"PRAGMA {name}").fetchone() for name in ("freelist_count", "page_count"))
+        if 4 * free > pages:
+            # Another writer, or no room for the copy: the pages stay in the file, and later rows take them.
+            with suppress(sqlite3.OperationalError):
+                driver.execute("VACUUM")
 
 
 def _refuse_orphans(engine: sa.Engine, connection: sa.Connection) -> None:

@@ -13,6 +13,7 @@
                                         files to read next (schemas/trail.py)
       boot/absent/<recipe>.json         which ranks were found to have no method of which case; builds read it
       boot/lines/<line>.json            what builds left for the next one of a method's case (store/lines.py)
+      boot/drafts/<line>.json           what a build recorded of a case and has not proved yet (store/drafts.py)
       boot/refused/<recipe>.json        which cases a gate refused lately, and of what (store/refusals.py)
       locks/<name>.lock                 one per recipe that is being built, one per boot record that is being written
       logs/<build>/…                    what the ranks of a build printed
@@ -195,6 +196,9 @@ class StoreLayout:
 
     def line(self, name: str) -> Path:
         return self.root / "boot" / "lines" / f"{bare_hex(name)}.json"
+
+    def draft(self, name: str) -> Path:
+        return self.root / "boot" / "drafts" / f"{bare_hex(name)}.json"
 
     def refusals(self, recipe_digest: str) -> Path:
         return self.root / "boot" / "refused" / f"{bare_hex(recipe_digest)}.json"

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -23,29 +23,24 @@ import sqlalchemy as sa
 from cachectl.errors import ConfigError, ManifestConflictError, ManifestError
 from cachectl.schemas.boot import ArtifactFile, BootRecord
 from cachectl.schemas.canonical import DIGEST_PREFIX
-from cachectl.schemas.tables import build_failures, entries, entry_files, entry_parts
+from cachectl.schemas.tables import build_failures, entries, entry_files
 from cachectl.store import engine as database_engine
 from cachectl.store import manifest_changes as changes
 from cachectl.store.manifest_queries import (
     ENTRIES,
     FAILURES,
-    PARTS,
     chunks,
     entry_row,
     equal,
-    line_entries,
     named,
-    part_row,
     read_stats,
     read_warm_sets,
 )
 from cachectl.store.manifest_rows import (
     EntryRow,
     FailureRow,
-    LineEntry,
     NewEntry,
     NewWarmSet,
-    PartRow,
     ReindexResult,
     Stats,
     WarmSetRow,
@@ -214,10 +209,8 @@ class ManifestRepo:
                 raise ConfigError(f"{digits!r} begins more than one key: {shown}", hint="give more digits")
             return entry_row(connection.execute(ENTRIES.where(entries.c.key == keys[0]).limit(1)).one())
 
-    def line(
-        self, recipe: str, method: str, case: str, rank: int, *, limit: int | None = None
-    ) -> tuple[LineEntry, ...]:
-        """Return the entries of one request line, of every state, newest first, with their parts."""
+    def line(self, recipe: str, method: str, case: str, rank: int, *, limit: int | None = None) -> tuple[EntryRow, ...]:
+        """Return the entries of one request line, of every state, newest first; their parts are in their manifests."""
         query = ENTRIES.where(
             entries.c.recipe == recipe,
             entries.c.method == method,
@@ -225,17 +218,11 @@ class ManifestRepo:
             entries.c.rank == rank,
         ).limit(limit)
         with database_engine.reading(self._engine) as connection:
-            return line_entries(connection, query)
+            return tuple(entry_row(row) for row in connection.execute(query))
 
-    def entries_with_part(self, part: str, digest: str, *, limit: int) -> tuple[EntryRow, ...]:
-        """Return the newest entries one of whose key parts has this digest: a renamed recipe, another world size.
-
-        There is no index on it: entries are looked through from the newest on until enough are found.
-        """
-        with_part = sa.select(entry_parts.c.entry_id).where(
-            entry_parts.c.entry_id == entries.c.id, entry_parts.c.part == part, entry_parts.c.digest == digest
-        )
-        query = ENTRIES.where(with_part.exists()).limit(limit)
+    def entries_of_model(self, digest: str, *, limit: int) -> tuple[EntryRow, ...]:
+        """Return the newest entries whose model part has this digest: a renamed recipe's, another world size's."""
+        query = ENTRIES.where(entries.c.model == digest).limit(limit)
         with database_engine.reading(self._engine) as connection:
             return tuple(entry_row(row) for row in connection.execute(query))
 
@@ -246,12 +233,6 @@ class ManifestRepo:
         )
         with database_engine.reading(self._engine) as connection:
             return tuple(sorted((ArtifactFile(*row) for row in connection.execute(query)), key=lambda file: file.path))
-
-    def parts(self, entry: EntryRow) -> Mapping[str, PartRow]:
-        """Return an entry's key parts by name."""
-        with database_engine.reading(self._engine) as connection:
-            rows = connection.execute(PARTS.where(entry_parts.c.entry_id == entry.id))
-            return {part: part_row(part, digest, document) for _, part, digest, document in rows}
 
     def entries_holding(self, digest: str) -> tuple[EntryRow, ...]:
         """Return the entries that have a file of this digest, newest first."""

@@ -19,7 +19,6 @@ from cachectl.schemas.tables import (
     build_failures,
     entries,
     entry_files,
-    entry_parts,
     warm_set_members,
     warm_sets,
 )
@@ -71,11 +70,8 @@ def add_entries(connection: sa.Connection, new: Sequence[NewEntry]) -> int:
         inserted = connection.execute(statement, [_entry_values(entry) for entry in chunk]).all()
         added += len(inserted)
         files = [values for row in inserted for values in _file_values(row.id, by_manifest[row.manifest])]
-        parts = [values for row in inserted for values in _part_values(row.id, by_manifest[row.manifest])]
         if files:
             connection.execute(sa.insert(entry_files), files)
-        if parts:
-            connection.execute(sa.insert(entry_parts), parts)
     return added
 
 
@@ -311,6 +307,7 @@ def _entry_values(entry: NewEntry) -> dict[str, Any]:
         "last_used_at": None,
         "pinned": False,
         "evidence": entry.evidence,
+        "model": digest_of(entry.parts["model"]) if "model" in entry.parts else None,
     }
 
 
@@ -322,14 +319,4 @@ def _file_values(entry_id: int, entry: NewEntry) -> Iterator[dict[str, Any]]:
             "digest": file.digest,
             "size_bytes": file.size_bytes,
             "mode": file.mode,
-        }
-
-
-def _part_values(entry_id: int, entry: NewEntry) -> Iterator[dict[str, Any]]:
-    for part, document in entry.parts.items():
-        yield {
-            "entry_id": entry_id,
-            "part": part,
-            "digest": digest_of(document),
-            "document": json_text(document),
         }

@@ -14,8 +14,8 @@ import sqlalchemy as sa
 
 from cachectl.schemas.boot import Member, WarmSet
 from cachectl.schemas.canonical import canonical_bytes
-from cachectl.schemas.tables import build_failures, entries, entry_files, entry_parts, warm_set_members, warm_sets
-from cachectl.store.manifest_rows import EntryRow, LineEntry, PartRow, Stats, WarmSetRow, time_text
+from cachectl.schemas.tables import build_failures, entries, entry_files, warm_set_members, warm_sets
+from cachectl.store.manifest_rows import EntryRow, Stats, WarmSetRow, time_text
 
 _Item = TypeVar("_Item")
 # SQLite before 3.32 takes 999 values in one statement; the widest statement here binds each twice.
@@ -41,8 +41,6 @@ ENTRIES = sa.select(
     entries.c.pinned,
     entries.c.evidence,
 ).order_by(entries.c.created_at.desc(), entries.c.id.desc())
-
-PARTS = sa.select(entry_parts.c.entry_id, entry_parts.c.part, entry_parts.c.digest, entry_parts.c.document)
 
 MEMBERS = (
     sa.select(
@@ -97,11 +95,6 @@ def entry_row(row: Any) -> EntryRow:
     return EntryRow(*row)
 
 
-def part_row(part: str, digest: str, document: str) -> PartRow:
-    """Read a row of PARTS."""
-    return PartRow(part, digest, json.loads(document))
-
-
 def json_text(document: Any) -> str:
     """Return a document as the text that both databases take."""
     # Plain ASCII: neither database takes a lone surrogate, and PostgreSQL no NUL, outside an escape.
@@ -123,16 +116,6 @@ def _warm_set_row(row: Any, members: list[Member]) -> WarmSetRow:
         created_at=row.created_at,
         warm_set=WarmSet(row.warm_set, time_text(row.created_at), json.loads(row.request), tuple(members)),
     )
-
-
-def line_entries(connection: sa.Connection, query: sa.Select[Any]) -> tuple[LineEntry, ...]:
-    """Return the entries that a query of ENTRIES selects, with their parts."""
-    rows = [entry_row(row) for row in connection.execute(query)]
-    parts: dict[int, dict[str, PartRow]] = {row.id: {} for row in rows}
-    for ids in chunks(parts):
-        for entry_id, *part in connection.execute(PARTS.where(entry_parts.c.entry_id.in_(ids))):
-            parts[entry_id][part[0]] = part_row(*part)
-    return tuple(LineEntry(row, parts[row.id]) for row in rows)
 
 
 def read_warm_sets(

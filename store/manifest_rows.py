@@ -16,10 +16,8 @@ from cachectl.schemas.boot import ArtifactFile, StoredEntry, WarmSet
 __all__ = [
     "EntryRow",
     "FailureRow",
-    "LineEntry",
     "NewEntry",
     "NewWarmSet",
-    "PartRow",
     "ReindexResult",
     "Stats",
     "WarmSetRow",
@@ -50,23 +48,6 @@ class EntryRow:
     last_used_at: datetime | None
     pinned: bool
     evidence: str
-
-
-@dataclass(frozen=True)
-class PartRow:
-    """One key part of an entry: its digest and its whole document."""
-
-    part: str
-    digest: str
-    document: Any
-
-
-@dataclass(frozen=True)
-class LineEntry:
-    """An entry of a request line with its key parts by name."""
-
-    entry: EntryRow
-    parts: Mapping[str, PartRow]
 
 
 @dataclass(frozen=True)

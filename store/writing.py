@@ -27,7 +27,7 @@ from cachectl.store.manifest import ManifestRepo
 from cachectl.store.manifest_deltas import base_text, manifest_delta
 from cachectl.store.manifest_rows import NewEntry, NewWarmSet
 from cachectl.store.reading import read_boot_record, read_manifest
-from cachectl.store.records import with_warm_set
+from cachectl.store.records import tied_to_cut, with_warm_set
 
 __all__ = ["Publication", "add_artifact", "describe_artifact", "name_recipe", "note_base", "publish", "publish_entries"]
 
@@ -41,6 +41,7 @@ class Publication:
     `manifests` are the entries that were built now; `reused` the members whose entries are in the store already;
     `request` the key part documents that are known before tracing, as the hook will compute them again; `absent` the
     methods that ranks were found not to have; `trail` what the hook has to know of files beside the recipe's.
+    `ranks_per_node` is the cut into nodes that was asked for; it goes into the record where an entry is tied to a cut.
     """
 
     recipe: str
@@ -53,6 +54,7 @@ class Publication:
     created_at: str
     absent: tuple[Absence, ...] = ()
     trail: Trail = ()
+    ranks_per_node: int | None = None
 
 
 def add_artifact(layout: StoreLayout, folder: Path, *, like: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
@@ -125,8 +127,11 @@ def publish(layout: StoreLayout, repo: ManifestRepo, publication: Publication) -
     blobs = BlobStore(layout)
     for manifest in publication.manifests:
         _check_closure(blobs, StoredEntry.from_document(manifest.to_document()))
+    topologies: list[Mapping[str, Any]] = [manifest.parts.topology for manifest in publication.manifests]
     for member in publication.reused:
-        _check_closure(blobs, read_manifest(layout, member.key, member.manifest).entry)
+        entry = read_manifest(layout, member.key, member.manifest).entry
+        _check_closure(blobs, entry)
+        topologies.append(entry.parts["topology"])
     members = list(publication.reused)
     rows = _write_manifests(layout, publication.manifests, publication.recipe_digest)
     members += [Member(row.key, row.manifest, row.method, row.case, row.rank) for row in rows]
@@ -137,6 +142,7 @@ def publish(layout: StoreLayout, repo: ManifestRepo, publication: Publication) -
         request=publication.request,
         members=tuple(members),
         absent=tuple(sorted(publication.absent, key=lambda absence: (absence.rank, absence.method, absence.case))),
+        ranks_per_node=publication.ranks_per_node if any(map(tied_to_cut, topologies)) else None,
     )
     # Two publishers of one recipe, each with another toolchain, must not lose each other's set from the record.
     with file_lock(layout, f"record-{bare_hex(publication.recipe_digest)}", _RECORD_LOCK_TIMEOUT_S):

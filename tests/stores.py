@@ -119,11 +119,15 @@ class MadeStore:
         request: Mapping[str, Any] | None = None,
         created_at: str = "2026-03-01T12:00:00Z",
         repo: ManifestRepo | None = None,
+        ranks_per_node: int | None = None,
+        tied: bool = True,
     ) -> WarmSet:
         """Publish a warm set whose entries' guards say `name`; equal arguments give equal entries.
 
         Args:
             request: parts of the request that differ from those of this interpreter and toolchain.
+            ranks_per_node: the cut into nodes that it is built in.
+            tied: whether each artifact names the device that its rank has in that cut.
         """
         loaded = load_recipe(self.recipe)
         document = loaded.document
@@ -138,7 +142,11 @@ class MadeStore:
                     "model": entry_model_part(document, "main_decode", by_name[case]),
                     "sources": source_document(self.source) if sources else NO_SOURCES,
                     "inputs": {"L['x']": {"value": by_name[case]["args"].get("batch", 0)}},
-                    "topology": rank_topology(whole["topology"], rank),
+                    "topology": rank_topology(
+                        whole["topology"],
+                        rank,
+                        {"device_index": rank % ranks_per_node} if ranks_per_node and tied else {},
+                    ),
                     "options": whole["options"],
                     "toolchain": whole["toolchain"],
                     "device": whole["device"],
@@ -174,7 +182,11 @@ class MadeStore:
                                 "cann": "8.5.0",
                                 "torch_npu": "2.13.0",
                             },
-                            "provenance": {"created_at": created_at, "builder": "cachectl tests"},
+                            "provenance": {
+                                "created_at": created_at,
+                                "builder": "cachectl tests",
+                                **({"ranks_per_node": ranks_per_node} if ranks_per_node else {}),
+                            },
                         }
                     )
                 )
@@ -188,6 +200,7 @@ class MadeStore:
             reused=(),
             created_at=created_at,
             trail=loaded.trail,
+            ranks_per_node=ranks_per_node,
         )
         if repo is not None:
             return publish(self.layout, repo, publication)
@@ -215,7 +228,7 @@ class MadeStore:
         program: Sequence[str] = ("-m", "cachectl"),
         cwd: Path | None = None,
         recipe: Path | None = None,
-        timeout_s: float = 60.0,
+        timeout_s: float = 200.0,
     ) -> Hooked:
         """Run `cachectl hook RECIPE ARGUMENTS...` in a process of its own; an environ value of None unsets the name."""
         result = subprocess.run(

@@ -51,6 +51,7 @@ WARM_SETS = st.builds(
     request=JSON_OBJECTS,
     members=st.lists(MEMBERS, max_size=3).map(tuple),
     absent=st.lists(st.builds(Absence, method=WORDS, case=WORDS, rank=RANKS), max_size=2).map(tuple),
+    ranks_per_node=st.none() | st.integers(1, 16),
 )
 BOOT_RECORDS = st.builds(
     BootRecord,

@@ -40,7 +40,7 @@ def build(kind: str, folder: Path, source: Path = ROOT) -> Path:
     pytest.importorskip("hatchling", reason="needs the build backend: make venv")
     pytest.importorskip("build", reason="needs the build front end: make venv")
     command = [sys.executable, "-m", "build", f"--{kind}", "--no-isolation", "--outdir", str(folder), str(source)]
-    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280, check=False)
     assert 0 == result.returncode, result.stdout + result.stderr
     (built,) = folder.iterdir()
     return built
@@ -116,7 +116,7 @@ def test_sdist_holds_each_file_once_and_gives_the_same_wheel(sdist: Path, wheel:
         members = [member.name.partition("/")[2] for member in archive.getmembers()]
     for name in ("source", "wheel"):
         (tmp_path / name).mkdir()
-    subprocess.run(["tar", "-xf", str(sdist), "-C", str(tmp_path / "source")], timeout=60, check=True)
+    subprocess.run(["tar", "-xf", str(sdist), "-C", str(tmp_path / "source")], timeout=240, check=True)
     (source,) = (tmp_path / "source").iterdir()
 
     again = build("wheel", tmp_path / "wheel", source)
@@ -147,7 +147,7 @@ def test_boot_path_imports_from_the_standard_library_alone(wheel: Path, tmp_path
     modules = [name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in files]
 
     command = [python, "-I", "-S", "-W", "error", "-c", IMPORT_ALL, str(tmp_path), *modules]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
 
     assert "" == result.stderr
     assert 0 == result.returncode
@@ -158,5 +158,5 @@ def test_tests_run_on_the_installed_wheel() -> None:
     """What is tested is what is shipped, not the checkout; and the checkout's folders are no top-level modules."""
     assert "site-packages" in Path(cachectl.__file__).parts
     command = [sys.executable, "-c", "import cachectl, store"]
-    result = subprocess.run(command, cwd="/", capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run(command, cwd="/", capture_output=True, text=True, timeout=240, check=False)
     assert "No module named 'store'" in result.stderr

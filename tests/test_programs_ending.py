@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import threading
+import time
 from importlib.util import find_spec
 from typing import Any
 
@@ -40,8 +44,11 @@ cache_compile(Model().main_decode)(torch.ones(9, 4))
     assert ["finally", "ValueError"] == sys.modules["__main__"].said  # type: ignore[attr-defined]
 
 
-def test_model_method_called_in_a_thread_ends_the_main_thread(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
+def test_model_method_called_in_a_thread_ends_the_main_thread(
+    run: Run, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A server's worker thread makes the call, while the main thread waits for ever; nobody prints a traceback."""
+    monkeypatch.setattr(programs_ending, "AGAIN_S", 120.0)  # How long the thread is waited for.
     text = """
 compiled = cache_compile(Model().main_decode)
 worker = threading.Thread(target=lambda: compiled(torch.ones(1, 4)))
@@ -141,7 +148,8 @@ def test_model_world_that_does_not_fit_is_a_config_error(run: Run) -> None:
 def test_model_script_that_waits_on_is_interrupted(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server whose loop catches whatever a request raises, and waits for the next one."""
     monkeypatch.setattr(programs_ending, "PATIENCE_S", 0.2)
-    monkeypatch.setattr(programs_ending, "AGAIN_S", 0.2)
+    # Longer: a second interrupt would break off asyncio's own clean-up, where that is slow.
+    monkeypatch.setattr(programs_ending, "AGAIN_S", 5.0)
     text = """
 import asyncio
 compiled = cache_compile(Model().main_decode)
@@ -175,6 +183,60 @@ except BaseException:
 threading.Event().wait()
 """
     assert (1, 4) == called(run(text))["x"].shape
+
+
+def test_model_thread_that_the_script_joins_ends_without_a_word(
+    run: Run, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Interrupted in its join, CPython takes the thread for ended: it is waited for all the same."""
+    monkeypatch.setattr(programs_ending, "AGAIN_S", 120.0)
+    text = """
+import time
+compiled = cache_compile(Model().main_decode)
+def work():
+    try:
+        compiled(torch.ones(1, 4))
+    finally:
+        time.sleep(0.5)
+worker = threading.Thread(target=work)
+worker.start()
+worker.join()
+"""
+    assert (1, 4) == called(run(text))["x"].shape
+    wait_for(sys.modules["__main__"].worker)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def wait_for(thread: threading.Thread) -> None:
+    """Wait until a thread has ended; join() may say so too early."""
+    until_s = time.monotonic() + 120
+    while thread.ident in sys._current_frames() and time.monotonic() < until_s:
+        time.sleep(0.01)
+
+
+def test_model_interrupt_after_the_script_breaks_nothing_off(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread makes the last call while the main one ends by itself: what puts the process back is not interrupted."""
+    change = os.chdir
+    came = []
+
+    def interrupted(folder: Any) -> None:
+        if came:
+            # As the one that is sent when a thread made the call, and that comes late.
+            signal.raise_signal(signal.SIGINT)
+        came.append(folder)
+        change(folder)
+
+    before = (os.getcwd(), signal.getsignal(signal.SIGINT), threading.excepthook)
+    monkeypatch.setattr(os, "chdir", interrupted)
+    text = """
+compiled = cache_compile(Model().main_decode)
+worker = threading.Thread(target=lambda: compiled(torch.ones(1, 4)))
+worker.start()
+worker.join()
+"""
+    assert (1, 4) == called(run(text))["x"].shape
+    assert 2 == len(came)
+    assert before == (os.getcwd(), signal.getsignal(signal.SIGINT), threading.excepthook)
 
 
 def test_model_objects_of_the_script_outlive_it(run: Run) -> None:

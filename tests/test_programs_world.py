@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 if find_spec("torch") is None:
     pytest.skip("needs torch", allow_module_level=True)
 
@@ -90,7 +90,7 @@ def test_ranks_with_other_methods_end_their_script_at_one_call(tmp_path: Path) -
     ]
     said: list[dict[str, Any]] = []
     for rank in ranks:
-        out, err = rank.communicate(timeout=200)
+        out, err = rank.communicate(timeout=500)
         assert rank.returncode == 0, err
         said.append(json.loads(out))
 

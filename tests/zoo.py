@@ -75,7 +75,7 @@ class Built:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=280,
+            timeout=1500,
             check=False,
         )
 

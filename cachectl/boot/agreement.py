@@ -204,9 +204,11 @@ class MethodAgreement:
             exchange = _Exchange(store, self._keys, rank, holders, subject, against, self._patience.left_s)
             exchange.pause_s = _LONGEST_PAUSE_S * max(1.0, world / _RANKS_AT_FULL_PACE)
             exchange.binding = self._binding
-            exchange.start()
             self._running = exchange
         exchange = self._running
+        if exchange.ident is None:
+            # Known before it begins: a start that is interrupted has mostly begun, and two exchanges would vote twice.
+            exchange.start()
         # Not join: interrupted, it takes a running thread for ended (CPython 3.10 to 3.12).
         exchange.over.wait(max(0.0, exchange.ends_s - time.monotonic()))
         self.verdict = exchange.given_up()

@@ -17,6 +17,7 @@ from cachectl.boot.options import HookOptions
 from cachectl.errors import ArtifactCorruptedError, CachectlError, ConfigError, DocumentError
 from cachectl.identity.device import device_part
 from cachectl.identity.environment import check_environment
+from cachectl.identity.node_cut import ranks_per_node, sets_in_turn
 from cachectl.identity.ranks import RanksHere, check_ranks
 from cachectl.identity.request import compare_requests, differences
 from cachectl.identity.sources import check_files
@@ -35,7 +36,7 @@ TYPE_CHECKING = False  # typing took 3 ms of the hook's start
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["Candidate", "compare_set", "declared_request", "find_record", "refuse_late"]
+__all__ = ["Candidate", "candidate_sets", "compare_set", "declared_request", "find_record", "refuse_late"]
 
 _RECIPE_LIMIT_BYTES = 16 << 20
 
@@ -139,6 +140,13 @@ def _record_by_meaning(layout: StoreLayout, recipe_path: Path, told: list[Reason
             told.append(Reason("policy", "framework config", framework.inert, None, "policy", framework.inert_hint))
     record = read_boot_record(layout, recipe_digest=loaded.digest)
     return record if record is not None else Reason("store", "boot record", kind="absent", hint=hint)
+
+
+def candidate_sets(record: BootRecord, environ: Mapping[str, str]) -> list[WarmSet]:
+    """Return a record's sets in the order in which they are compared: by the cut into nodes, then the newest first."""
+    topology = record.sets[0].request.get("topology") if record.sets else None
+    world_size = topology.get("world_size") if isinstance(topology, dict) else None
+    return sets_in_turn(record.sets, ranks_per_node(environ, world_size))
 
 
 def compare_set(

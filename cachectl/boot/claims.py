@@ -49,6 +49,8 @@ _PENDING_S = 60.0
 _UNCLAIMED_S = 24 * 3600.0
 # Of many hooks at once one sweeps.
 _PAUSE_S = 5.0
+# A sweep looks for less than a millisecond. One that removes moves the folder away first: that is waited for no longer.
+_LOOKED_AT_PAUSE_S, _LOOKED_AT_TRIES = 0.01, 100
 _NAME = ".claim"
 _USED = b"used\n"
 _FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -104,7 +106,7 @@ def claim(folder: Path) -> str | None:
         return None if folder.is_dir() else "it is gone"
     except OSError:
         return None
-    if try_lock(descriptor, fcntl.LOCK_SH) is False or not _still_there(folder, descriptor):
+    if not _shared(folder, descriptor):
         os.close(descriptor)
         return "it is being removed"
     if writable:
@@ -114,6 +116,20 @@ def claim(folder: Path) -> str | None:
             pass  # A full disk; it is held all the same.
     _held[str(folder)] = descriptor
     return None
+
+
+def _shared(folder: Path, descriptor: int) -> bool:
+    """Lock a claim for use; False where its folder is being removed.
+
+    A sweep that holds it may be looking only, to find a hand-out whole that was half made when it was listed.
+    """
+    tries = 0
+    while (taken := try_lock(descriptor, fcntl.LOCK_SH)) is False and tries < _LOOKED_AT_TRIES:
+        if not _still_there(folder, descriptor):
+            return False
+        time.sleep(_LOOKED_AT_PAUSE_S)
+        tries += 1
+    return taken is not False and _still_there(folder, descriptor)
 
 
 def _still_there(folder: Path, descriptor: int) -> bool:

@@ -92,7 +92,9 @@ class UnfinishedHandout:
             HandedEntry(item.entry, self._paths.get(item.entry.key), item.document) for item in candidate.manifests
         )
         found = candidate.warm_set
-        self.sets.append(HandedSet(found.warm_set, found.request, entries, _members(found)))
+        self.sets.append(
+            HandedSet(found.warm_set, found.request, entries, _members(found), ranks_per_node=found.ranks_per_node)
+        )
 
     def finish(self, found: Handout) -> Handout:
         """Return `found` as the warm hand-out that it is now, its document written.

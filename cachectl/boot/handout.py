@@ -14,6 +14,7 @@ The document, `handout.json`, with paths relative to its own folder:
      "sets":   [{"warm_set": id,
                  "request": {part: document},
                  "members": [[rank, method, case, key]],     of the whole set, also what is not handed out here
+                 "ranks_per_node": the cut into nodes that the set is tied to; left out where it fits each
                  "entries": [{"path": …, "document": entry manifest}]}]}
 """
 
@@ -88,12 +89,16 @@ class HandedMember:
 
 @dataclass(frozen=True)
 class HandedSet:
-    """One warm set of a hand-out: what it was built for, all its members, and the entries that were laid down here."""
+    """One warm set of a hand-out: what it was built for, all its members, and the entries that were laid down here.
+
+    `ranks_per_node` is the cut into nodes that it is tied to, None where it fits each.
+    """
 
     warm_set: str | None = None
     request: Mapping[str, Any] = field(default_factory=dict)
     entries: tuple[HandedEntry, ...] = ()
     members: tuple[HandedMember, ...] = ()
+    ranks_per_node: int | None = None
 
 
 @dataclass(frozen=True)
@@ -250,6 +255,7 @@ def _set_document(item: HandedSet, folder: Path) -> dict[str, Any]:
         "warm_set": item.warm_set,
         "request": item.request,
         "members": [[member.rank, member.method, member.case, member.key] for member in item.members],
+        **({} if item.ranks_per_node is None else {"ranks_per_node": item.ranks_per_node}),
         "entries": [
             # Relative: a volume may be mounted at another place in the program's container.
             {
@@ -278,4 +284,7 @@ def _read_set(document: Mapping[str, Any], folder: Path) -> HandedSet:
         entry = handed.entry
         if HandedMember(entry.rank, entry.method, entry.case, entry.key) not in members:
             raise ValueError(f"entry {entry.key} is no member of set {document['warm_set']}")
-    return HandedSet(str(document["warm_set"]), dict(document["request"]), entries, members)
+    each = document.get("ranks_per_node")
+    if each is not None and type(each) is not int:
+        raise ValueError(f"ranks_per_node is {each!r}")
+    return HandedSet(str(document["warm_set"]), dict(document["request"]), entries, members, each)

@@ -1,10 +1,11 @@
 """The boot hook: from a recipe's bytes to a private warm copy, or to the reasons for a cold start.
 
 Owns the order of the checks: boot record by the recipe's raw bytes, toolchain and device of this machine, source files,
-observed environment, then digests of the bytes that are written. The warm sets that still fit are handed out, newest
-first, up to four; one that is damaged stands not in the way of an older one that is whole. Standard library only. It
-never writes to the store, never raises into a boot, waits for nobody and looks at its deadline between two files and
-within one; what is ours and unforeseen is caught whole here, because a pod must not die of its cache.
+observed environment, then digests of the bytes that are written. The warm sets that still fit are handed out, up to
+four, those of this start's cut into nodes first and then the newest; one that is damaged stands not in the way of an
+older one that is whole. Standard library only. It never writes to the store, never raises into a boot, waits for nobody
+and looks at its deadline between two files and within one; what is ours and unforeseen is caught whole here, because a
+pod must not die of its cache.
 """
 
 from __future__ import annotations
@@ -18,7 +19,14 @@ from pathlib import Path
 
 from cachectl.boot.acting import may_act_as
 from cachectl.boot.bounded import NoAnswerError, in_child, own_deadline
-from cachectl.boot.candidates import Candidate, compare_set, declared_request, find_record, refuse_late
+from cachectl.boot.candidates import (
+    Candidate,
+    candidate_sets,
+    compare_set,
+    declared_request,
+    find_record,
+    refuse_late,
+)
 from cachectl.boot.env_file import env_file_of, shell_lines, write_env_file
 from cachectl.boot.handing import NoWarmDirError, UnfinishedHandout
 from cachectl.boot.handout import Handout, HookSeconds
@@ -35,7 +43,7 @@ from cachectl.errors import (
 )
 from cachectl.identity.ranks import find_ranks
 from cachectl.identity.request import source_roots
-from cachectl.schemas.boot import BootRecord, Reason, WarmSet
+from cachectl.schemas.boot import Reason, WarmSet
 from cachectl.store.layout import StoreLayout
 from cachectl.values import replace
 
@@ -173,7 +181,8 @@ def _hand_out(options: HookOptions, environ: Mapping[str, str], recipe_path: Pat
     here = find_ranks(environ, rank=options.rank)
     making = UnfinishedHandout(layout, options, environ, deadline_s)
     try:
-        against = _choose(record, making, lambda item: compare_set(layout, item, here, roots, environ, deadline_s))
+        sets = candidate_sets(record, environ)
+        against = _choose(sets, making, lambda item: compare_set(layout, item, here, roots, environ, deadline_s))
         resolved = HookSeconds(time.perf_counter() - started - making.spent_s)
         if making.sets:
             # Damage is told also where another set is whole: somebody has to mend it.
@@ -188,10 +197,13 @@ def _hand_out(options: HookOptions, environ: Mapping[str, str], recipe_path: Pat
     return replace(cold, reasons=tuple(against), seconds=resolved)
 
 
-def _choose(record: BootRecord, making: UnfinishedHandout, compare: Callable[[WarmSet], Candidate]) -> list[Reason]:
-    """Lay down the sets that fit, newest first; return what is damaged and, where none fits, what stands against them.
+def _choose(
+    sets: Sequence[WarmSet], making: UnfinishedHandout, compare: Callable[[WarmSet], Candidate]
+) -> list[Reason]:
+    """Lay down the sets that fit, in their order; return what is damaged and, where none fits, what is against them.
 
-    A set about which nothing is pending ends the list, and the last place is kept for one.
+    A set about which nothing is pending ends the list, and the last place is kept for one. Which device a rank gets
+    can't be seen from here: a set that is tied to a cut into nodes ends the list of that cut only.
 
     Raises:
         CachectlError: no set could be laid down, and no other would fare better: out of time, or no warm dir.
@@ -199,9 +211,13 @@ def _choose(record: BootRecord, making: UnfinishedHandout, compare: Callable[[Wa
     reasons: tuple[Reason, ...] = ()
     damage: list[Reason] = []
     waiting: list[Candidate] = []
+    cuts, ended = {item.ranks_per_node for item in sets}, set()
     # What is waiting is looked at last.
-    items: Iterable[WarmSet | Candidate] = itertools.chain(record.sets, waiting)
+    items: Iterable[WarmSet | Candidate] = itertools.chain(sets, waiting)
     for item in items:
+        warm_set = item.warm_set if isinstance(item, Candidate) else item
+        if warm_set.ranks_per_node in ended:
+            continue
         try:
             refuse_late(making.deadline_s)
             candidate = item if isinstance(item, Candidate) else compare(item)
@@ -212,6 +228,8 @@ def _choose(record: BootRecord, making: UnfinishedHandout, compare: Callable[[Wa
             elif making.room:
                 making.add(candidate)
                 if not candidate.pending:
+                    ended.add(warm_set.ranks_per_node)
+                if None in ended or ended == cuts:
                     break
         except (DeadlineError, NoWarmDirError) as error:
             if not making.sets:

@@ -6,12 +6,14 @@ system can share blocks. What is hashed is what was written. Standard library on
 
 from __future__ import annotations
 
+import _thread
 import errno
 import fcntl
 import hashlib
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from cachectl.boot.acting import acting_as
@@ -35,6 +37,11 @@ DEADLINE_HINT = "give more with --deadline SECONDS, or put the store nearer to t
 _CHUNK_BYTES = 256 << 10
 # Linux: _IOW(0x94, 9, int), linux/fs.h. Btrfs, XFS, bcachefs; the others refuse.
 _FICLONE = 0x40049409
+# Held by the thread that copies a blob which the store holds as a delta: what it stands for lies in memory, with its
+# base, up to 64 MiB each. Several at once would take the memory of an init container.
+_unpacking = _thread.allocate_lock()
+_LONGEST_S = 24 * 3600.0
+_ROOM_PAUSE_S, _ROOM_TRIES = 0.02, 10
 
 
 class DeadlineError(StoreError):
@@ -161,6 +168,12 @@ class _Copier:
     def _from_store(self, item: ArtifactFile, descriptor: int, pending: Pending | None) -> None:
         # The store is read with this process's own rights, the hand-out written with its owner's.
         with acting_as(os.getuid()):
+            whole = os.path.lexists(self.blobs.layout.blob(item.digest))
+        with _alone(self.deadline_s) if not whole else nullcontext():
+            self._from_blob(item, descriptor, pending)
+
+    def _from_blob(self, item: ArtifactFile, descriptor: int, pending: Pending | None) -> None:
+        with acting_as(os.getuid()):
             opened = self.blobs.open(item.digest)
         with opened as source:
             try:
@@ -185,7 +198,7 @@ class _Copier:
         # No more than one chunk beyond what the manifest says: a blob that has grown must not fill the node's disk.
         while size_bytes <= item.size_bytes:
             if time.monotonic() > self.deadline_s:
-                raise DeadlineError("the deadline passed while the hand-out was being written", hint=DEADLINE_HINT)
+                raise _late()
             started = time.perf_counter()
             try:
                 count = os.readv(reading, [self.buffer])
@@ -206,13 +219,23 @@ class _Copier:
         return DIGEST_PREFIX + hasher.hexdigest(), size_bytes
 
     def _write(self, descriptor: int, view: memoryview) -> None:
+        in_vain = 0
         while view:
             try:
                 view = view[os.write(descriptor, view) :]
+                in_vain = 0
             except OSError as error:
-                # What the node keeps is for speed, the hand-out is for this boot.
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT) or self.node is None or not self.node.make_room():
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT) or self.node is None:
                     raise
+                # What the node keeps is for speed, the hand-out is for this boot.
+                if self.node.make_room():
+                    in_vain = 0
+                    continue
+                # Another thread or hook may just have made the room; of what is being read it is there at its end.
+                in_vain += 1
+                if in_vain > _ROOM_TRIES:
+                    raise
+                time.sleep(_ROOM_PAUSE_S)
 
     def _clone(self, source: BinaryIO, descriptor: int) -> bool:
         """Let the new file share the source's blocks; False where the file system can't."""
@@ -226,6 +249,21 @@ class _Copier:
         except OSError:
             self.timing.clones = False
             return False
+
+
+@contextmanager
+def _alone(deadline_s: float) -> Iterator[None]:
+    """Run the block while no other thread is in one. Raises DeadlineError where that is not soon enough."""
+    if not _unpacking.acquire(timeout=min(max(0.0, deadline_s - time.monotonic()), _LONGEST_S)):
+        raise _late()
+    try:
+        yield
+    finally:
+        _unpacking.release()
+
+
+def _late() -> DeadlineError:
+    return DeadlineError("the deadline passed while the hand-out was being written", hint=DEADLINE_HINT)
 
 
 class _UnreadableError(Exception):

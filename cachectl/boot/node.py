@@ -75,13 +75,19 @@ class Pending:
 
     def write(self, chunk: memoryview) -> None:
         """Write the next bytes; a full disk is noted and no error: the hand-out matters more."""
+        if self.failed:
+            return
         try:
             view = chunk
-            while view and not self.failed:
+            # Without a name it is given up: somebody needed the room (`make_room`).
+            while view and os.fstat(self.descriptor).st_nlink:
                 view = view[os.write(self.descriptor, view) :]
+            self.failed = len(view) > 0
             self.written += len(chunk)
         except OSError:
             self.failed = True
+        if self.failed:
+            _empty(self.descriptor)
 
 
 @dataclass
@@ -160,11 +166,12 @@ class NodeCopy:
             pass  # As without.
 
     def make_room(self) -> bool:
-        """Remove every blob, for a hand-out that does not fit on the disk; say whether there was any. Never raises."""
-        found = list(self._all())
-        for _, _, path in found:
-            _unlink(path)
-        return bool(found)
+        """Remove every blob, for a hand-out that does not fit on the disk; say whether any went. Never raises.
+
+        Those too that are being laid down, by whichever thread or process.
+        """
+        paths = [path for _, _, path in self._all()]
+        return any([_give_up(path) if path.name.startswith(".") else _unlink(path) for path in paths])
 
     def forget_old(self, now_s: float | None = None) -> int:
         """Remove what was not used for long, and the longest unused beyond the bounds; say how many. Never raises.
@@ -253,11 +260,34 @@ def _kind_of(device: int) -> str:
     return ""
 
 
-def _unlink(path: Path) -> None:
+def _unlink(path: Path) -> bool:
+    """Remove a file; say whether it went."""
     try:
         os.unlink(path)
+        return True
     except OSError:
-        pass  # Gone, or not ours: it is looked at again the next time.
+        return False  # Gone, or not ours: it is looked at again the next time.
+
+
+def _give_up(path: Path) -> bool:
+    """Remove a file that somebody is writing, and free its room before it is closed; say whether it went."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | _FILE)
+    except OSError:
+        return _unlink(path)
+    # Its name first: what was put in place meanwhile is whole, and stays so.
+    gone = _unlink(path)
+    if gone:
+        _empty(descriptor)
+    os.close(descriptor)
+    return gone
+
+
+def _empty(descriptor: int) -> None:
+    try:
+        os.ftruncate(descriptor, 0)
+    except OSError:
+        pass  # It keeps its room until it is closed.
 
 
 def _close(descriptor: int | None) -> None:

@@ -6,6 +6,7 @@ compared before values, and containers are read through their base classes. Stan
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -178,9 +179,13 @@ class Facts:
         return HOLDS if live == fact[2] else Mismatch({fact[1]: fact[2]}, {fact[1]: live})
 
     def lacks_own_attribute(self, value: Any, fact: Any, trail: Trail) -> Any:
-        if fact[1] not in value.__dict__:
+        try:
+            own = object.__getattribute__(value, "__dict__")
+        except AttributeError:
+            return HOLDS  # An object of slots has no dict of its own.
+        if fact[1] not in own:
             return HOLDS
-        kind = self.reader.class_name(type(value.__dict__[fact[1]]))
+        kind = self.reader.class_name(type(own[fact[1]]))
         return Mismatch(f"no {fact[1]} of its own", f"{fact[1]}, a {kind}")
 
     def lacks_names(self, value: Any, fact: Any, trail: Trail) -> Any:
@@ -193,6 +198,16 @@ class Facts:
         own = own_members(value)
         found += [name for name in names if name in own]
         return Mismatch(f"no {found[0]}", f"{found[0]} is set") if found else HOLDS
+
+    def is_instance(self, value: Any, fact: Any, trail: Trail) -> Any:
+        _, module, qualname, wanted = fact
+        kind: Any = sys.modules.get(module)
+        for name in qualname.split("."):
+            kind = getattr(kind, "__dict__", {}).get(name)
+        if not isinstance(kind, type):
+            return Mismatch(f"a class {module}.{qualname}", None)
+        live = issubclass(value, kind) if isinstance(value, type) else isinstance(value, kind)
+        return HOLDS if live == wanted else Mismatch({f"{module}.{qualname}": wanted}, {f"{module}.{qualname}": live})
 
     def is_present(self, value: Any, fact: Any, trail: Trail) -> Any:
         return HOLDS if value is not None else Mismatch("present", None)
@@ -235,6 +250,7 @@ CHECKS: dict[str, Callable[[Facts, Any, Any, Trail], Any]] = {
     "has": Facts.has_attribute,
     "absent": Facts.lacks_own_attribute,
     "lacks": Facts.lacks_names,
+    "instance": Facts.is_instance,
     "present": Facts.is_present,
     "range_iterator": Facts.iterates,
     "tuple_iterator": Facts.iterates,

@@ -76,6 +76,10 @@ def _class_dict(reader: GuardReader, value: Any, _: Any) -> Any:
     return type.__getattribute__(value, "__dict__")
 
 
+def _subclasses(reader: GuardReader, value: Any, _: Any) -> Any:
+    return type.__subclasses__(value)
+
+
 def _size(reader: GuardReader, value: Any, place: Any) -> Any:
     return int(value.shape[place])
 
@@ -130,6 +134,7 @@ Access: TypeAlias = Callable[[GuardReader, Any, Any], Any]
 _CALLS: dict[str, Access] = {
     "type": _type,
     "classdict": _class_dict,
+    "subclasses": _subclasses,
     "key": _nth,
     "value": _nth_value,
     "member": _nth,

@@ -17,8 +17,10 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from cachectl.build.checking_attention import attention_in_parts, repeated_lookups
 from cachectl.build.checking_graph import GraphReading, Operation, storage_of
 from cachectl.build.checking_places import Findings, Place, Places
+from cachectl.schemas.check import STRIDED_OPERATORS
 
 __all__ = ["Owner", "Rules", "collectives_of"]
 
@@ -78,6 +80,7 @@ class Rules:
             self._rotary(operation)
             if operation.name in ("cat", "concat"):
                 self._grown(operation, reading, whole=whole)
+        self._layers(reading)
         self._constants(reading)
         self._shared(reading)
 
@@ -143,7 +146,7 @@ class Rules:
                 self._say("parameter-written", "error", f"the step writes the parameter {owner.name}", operation.node)
 
     def _contiguous(self, operation: Operation) -> None:
-        if operation.namespace not in ("npu", "air"):
+        if operation.namespace not in ("npu", "air") or operation.name in STRIDED_OPERATORS:
             return
         for name, tensor in operation.tensors():
             if not _is_contiguous(tensor):
@@ -183,6 +186,22 @@ class Rules:
     def _rotary(self, operation: Operation) -> None:
         if operation.namespace == "aten" and operation.name in _TRIGONOMETRY:
             self._say("computed-rotary", "warning", f"{operation.name} is computed at every step", operation.node)
+
+    def _layers(self, reading: GraphReading) -> None:
+        """Advise on what each layer does that is done once, or that one operator does."""
+        for lookup in repeated_lookups(reading, self._table):
+            what = f"{lookup.table} is looked up {lookup.times} times at the same positions"
+            rewrite = "look it up once before the first layer, and hand cos and sin to each"
+            self._say("computed-rotary", "advice", what, lookup.node, rewrite)
+        # The simulation has no fast path to be missed.
+        if (parts := attention_in_parts(reading)) and not self.simulated:
+            times = f" in {len(parts)} places" if len(parts) > 1 else ""
+            what = f"attention is a product, a softmax and a product{times}"
+            self._say("fused-attention", "advice", what, parts[0])
+
+    def _table(self, index: int) -> str | None:
+        owner = self.owner_of(index)
+        return owner.name if owner is not None and owner.kind == "state" else None
 
     def _grown(self, operation: Operation, reading: GraphReading, *, whole: bool) -> None:
         parts = [tensor for _, tensor in operation.tensors()]

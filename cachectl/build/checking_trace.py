@@ -24,6 +24,7 @@ from cachectl.build.checking_graph import GraphReading, read_graph, storage_of
 from cachectl.build.checking_places import Findings, Place, Places
 from cachectl.build.checking_rules import Owner, Rules
 from cachectl.build.checking_state import State
+from cachectl.build.triage_reasons import attention_fault
 from cachectl.schemas.check import Severity
 
 __all__ = ["CaseTrace", "rule_of_break"]
@@ -33,7 +34,7 @@ _DEPTH = 8
 # What Dynamo's reason says, in order: the first that fits names the rule.
 _BREAKS: tuple[tuple[str, str], ...] = (
     (r"data-dependent branching|data-dependent (jump|assert)", "tensor-branch"),
-    (r"`?print`? with argument|builtin print|logging\.Logger|logging function|warnings\.warn", "print"),
+    (r"`?print`? with argument|builtin print|logging\.Logger|LoggingLogger|logging function|warnings\.warn", "print"),
     (r"synchroni[sz]e|\bstreams?\b|(cuda|npu) event", "stream-sync"),
     (r"backward|autograd\.grad|requires_grad_", "backward"),
     (r"triton", "triton-kernel"),
@@ -211,6 +212,12 @@ class CaseTrace:
         place = self._places.of_error(error)
         if type(error).__name__ == "TorchRuntimeError" and rule_of_break(text) == "graph-break":
             self._findings.add("does-not-run", "error", _one_line(text), place=place, method=self._name)
+            return
+        if attention_fault(str(error), self._places.line_of(place), dynamic=self._dynamic) is not None:
+            what = "the operator takes its lengths as list[int], and is given something else"
+            if not self._findings.has("fia-lengths", method=self._name):
+                rewrite = "lengths as list[int], one number a row, with dynamic: true"
+                self._findings.add("fia-lengths", "error", what, place=place, method=self._name, rewrite=rewrite)
             return
         # Dynamo's own fault, which may be one with fakes only.
         severity: Severity = "warning" if "Internal" in type(error).__name__ else "error"

@@ -40,7 +40,7 @@ __all__ = ["CallRecorder"]
 # So many kinds of call of one method are recorded, each a compile of its own; a recipe has that many cases seldom.
 _KINDS = 32
 # exec makes the job while the program imports torch; the first compile is seldom faster than that.
-_JOB_WAIT_S, _JOB_PAUSE_S = 10.0, 0.05
+_JOB_WAIT_S, _JOB_PAUSE_S = 60.0, 0.05
 # Dynamo is watched by wrapping its own functions: one compile at a time.
 _recording = threading.Lock()
 

@@ -13,12 +13,13 @@ from typing import Any
 
 from cachectl import __version__
 from cachectl.build.job import RECORDED, CaseJob, Job, write_json
-from cachectl.errors import BuildError
+from cachectl.errors import ArtifactCorruptedError, BuildError
 from cachectl.schemas.keying import compute_key
+from cachectl.store.blobs import BlobStore, digest_file
 from cachectl.store.layout import StoreLayout
 from cachectl.store.writing import add_artifact, describe_artifact
 
-__all__ = ["draft_entry", "entry_document", "now_text", "proved", "store_harvest"]
+__all__ = ["draft_entry", "entry_document", "now_text", "proved", "restore_draft", "store_harvest"]
 
 
 def draft_entry(
@@ -49,6 +50,29 @@ def draft_entry(
     write_json(folder / "entry.json", document)
     write_json(folder / RECORDED, found.get("shown") or {})
     return document
+
+
+def restore_draft(
+    layout: StoreLayout, job: Job, rank: int, case: CaseJob, document: dict[str, Any], shown: dict[str, Any]
+) -> None:
+    """Lay out what an earlier build recorded as `draft_entry` left it there, for a second process to prove.
+
+    Raises:
+        StoreError: a file is not in the store any more, or holds other bytes.
+        OSError: the workspace can't be written.
+    """
+    folder = job.case_folder(rank, case)
+    blobs = BlobStore(layout)
+    for item in document["artifact"]["files"]:
+        target = folder / "harvest" / item["path"]
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with blobs.open(item["digest"]) as source, open(target, "wb") as copy:
+            shutil.copyfileobj(source, copy)
+        target.chmod(int(item["mode"], 8))
+        if digest_file(target) != (item["digest"], item["size_bytes"]):
+            raise ArtifactCorruptedError(f"blob {item['digest']} holds other bytes", path=layout.blob(item["digest"]))
+    write_json(folder / "entry.json", document)
+    write_json(folder / RECORDED, shown)
 
 
 def store_harvest(layout: StoreLayout, job: Job, document: dict[str, Any], like: Mapping[str, str] | None) -> None:
@@ -114,5 +138,6 @@ def entry_document(
             "warm_seconds": None,
             "gates": found["gates"],
             "warnings": found["warnings"],
+            **({} if job.ranks_per_node is None else {"ranks_per_node": job.ranks_per_node}),
         },
     }

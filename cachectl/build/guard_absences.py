@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterable, Iterator
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 from cachectl.build.lookups import Holder, Lookups
@@ -57,6 +58,10 @@ def absences(
 
 def _of_object(value: Any, names: Iterable[str], path: Callable[[], Path]) -> Iterator[tuple[Path, list[Any]]]:
     """Yield what has to stay unset for attributes to be what they were: on the instance, and maybe on its class."""
+    if isinstance(value, (ModuleType, FunctionType, MethodType)):
+        # A module's own __getattr__ may answer later, as torch.ops does once an operator is there.
+        yield from ((path(), ["has", name, False]) for name in sorted(names) if not hasattr(value, name))
+        return
     own = own_members(value)
     members = class_members(type(value))
     missing = []

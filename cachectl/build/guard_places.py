@@ -45,6 +45,8 @@ class Places:
     pairs: list[tuple[Path, Path]] = field(default_factory=list)
     apart: dict[Path, Any] = field(default_factory=dict)
     classes: dict[Path, type] = field(default_factory=dict)
+    # Where the traced code found classes themselves.
+    homes: dict[type, Path] = field(default_factory=dict)
     variables: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:

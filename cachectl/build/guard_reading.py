@@ -107,6 +107,8 @@ class _Reading(Relations, Ambient):
         self.add_methods()
         self.add_key_orders()
         self.add_absences()
+        self.add_identities()
+        self.add_unplaced()
         self.add_compiler_guards()
         self.sheet.add_groups("group", joined(self.pairs))
         self.add_memory()
@@ -155,6 +157,8 @@ class _Reading(Relations, Ambient):
     def add_identity(self, guard: Any) -> None:
         value = self.value(guard)
         identity = self.reader.identity(value)
+        if isinstance(value, type):
+            self.homes.setdefault(value, self.path(guard.originating_source))
         if identity[0] == "value":
             self.fact(guard, "equals", self.constant(guard, value))
         else:

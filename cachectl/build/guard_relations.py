@@ -6,20 +6,26 @@ processes only.
 
 from __future__ import annotations
 
+import enum
 from collections import defaultdict
 from collections.abc import Iterable
-from types import CodeType
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 from cachectl.build.guard_absences import Gone, absences
+from cachectl.build.guard_functions import brought_along
 from cachectl.build.guard_places import Places, keyword_of
 from cachectl.build.untraced import UntracedRecorder
 from cachectl.build.untraced_reads import UntracedReads
-from cachectl.identity.guard_classes import class_members, function_of
+from cachectl.identity.guard_classes import class_members, function_of, is_known
 from cachectl.identity.guard_paths import Path
 from cachectl.identity.guard_values import Unsayable, in_order
 
 __all__ = ["Relations", "joined"]
+
+# Methods that Python looks for by itself and does without: a class that comes to have one acts otherwise.
+_PLAIN = (bool, int, float, complex, str, bytes, tuple, enum.Enum, FunctionType, BuiltinFunctionType, ModuleType)
+_UNASKED = ("__bool__", "__contains__", "__eq__", "__getattribute__", "__hash__", "__iter__", "__len__", "__ne__")
 
 
 class Relations(Places):
@@ -37,6 +43,13 @@ class Relations(Places):
         for path, kind in self.classes.items():
             if methods := facts[kind]:
                 self.put(path, "methods", methods)
+
+        for kind in facts:
+            if not is_known(kind.__module__):
+                members = class_members(kind)
+                lacking = {name: None for name in _UNASKED if function_of(members.get(name)) is None}
+                # What a class lacks it lacks wherever it stands.
+                self.put(min(path for path in self.classes if self.classes[path] is kind), "methods", lacking)
 
     def _traced_methods(self, kind: type, traced: frozenset[CodeType]) -> dict[str, Any]:
         found = {name: function_of(member) for name, member in class_members(kind).items()}
@@ -72,6 +85,36 @@ class Relations(Places):
             else:
                 self.put(item[0], *item[1])
         self.unrepresented += self.lookups.disorder
+
+    def add_identities(self) -> None:
+        """Keep which objects `is` told apart, and what classes said that decide themselves what an instance is."""
+        names: dict[int, str] = {}
+        for pair in sorted(self.lookups.apart):
+            try:
+                held = [self.live(self.lookups.sources[name]) for name in pair]
+                if held[0] is not held[1] and not any(map(_is_plain, held)):
+                    for name, value in zip(pair, held, strict=True):
+                        # An object with several names by one of them: whatever is apart is another object each.
+                        self.put(self.path(self.lookups.sources[names.setdefault(id(value), name)]), "apart")
+            except (Gone, Unsayable):
+                continue
+        for name, kinds in sorted(self.lookups.instances.items()):
+            for kind in kinds:
+                try:
+                    value, path = self.live(self.lookups.sources[name]), self.path(self.lookups.sources[name])
+                except (Gone, Unsayable):
+                    continue
+                says = issubclass(value, kind) if isinstance(value, type) else isinstance(value, kind)
+                self.put(path, "instance", kind.__module__, kind.__qualname__, says)
+
+    def add_unplaced(self) -> None:
+        """Keep what functions without a source brought along."""
+        for function, kind in self.lookups.unplaced.values():
+            for item in brought_along(function, kind, self.homes, self.reader):
+                if isinstance(item, str):
+                    self.unrepresented.append(item)
+                else:
+                    self.put(item[0], *item[1])
 
     def add_untraced(self, untraced: UntracedRecorder) -> None:
         """Keep what functions read that ran while the graph was made and were not traced."""
@@ -137,6 +180,11 @@ def joined(pairs: Iterable[tuple[Path, Path]]) -> list[set[Path]]:
             group_of[member] = joined
     unique = {id(group): group for group in group_of.values()}
     return [group for group in unique.values() if len(group) > 1]
+
+
+def _is_plain(value: Any) -> bool:
+    """Say whether a value is told by what it is and not by which: constants, classes, functions, modules, tensors."""
+    return value is None or isinstance(value, (*_PLAIN, type)) or hasattr(type(value), "__torch_function__")
 
 
 def _passes_through(source: Any, kind: str) -> bool:

@@ -10,6 +10,7 @@ Owns the workspace's layout and the event lines. Light: imported by the launcher
       rank<r>/reload.json     what the second process found
       rank<r>/<case id>/cache the runtime's cache_dir of one case
       rank<r>/<case id>/shown.json what recording showed, for the second process to compare
+      rank<r>/<case id>/told-<phase>.json what a phase found of this case, as soon as it is known
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ class Job:
     """A build of some cases of one recipe on every rank of its world.
 
     `logs` are the ranks' own log files, by rank; without them a rank writes where whoever started it said. `meeting`
-    names the build where ranks meet through a launcher's store.
+    names the build where ranks meet through a launcher's store. `ranks_per_node` is how the world is cut into nodes,
+    None for a world of one and where nobody knows.
     """
 
     recipe: dict[str, Any]
@@ -73,12 +75,16 @@ class Job:
     world_size: int
     logs: tuple[Path, ...] = ()
     meeting: str = "build"
+    ranks_per_node: int | None = None
 
     def rank_folder(self, rank: int) -> Path:
         return self.workspace / f"rank{rank}"
 
     def case_folder(self, rank: int, case: CaseJob) -> Path:
         return self.rank_folder(rank) / f"case{case.index}"
+
+    def told(self, rank: int, case: CaseJob, phase: str) -> Path:
+        return self.case_folder(rank, case) / f"told-{phase}.json"
 
     @property
     def roots(self) -> tuple[str, ...]:
@@ -98,6 +104,7 @@ class Job:
                 "world_size": self.world_size,
                 "logs": [str(path) for path in self.logs],
                 "meeting": self.meeting,
+                "ranks_per_node": self.ranks_per_node,
             },
         )
         return path
@@ -116,6 +123,7 @@ class Job:
                 world_size=int(document["world_size"]),
                 logs=tuple(Path(path) for path in document["logs"]),
                 meeting=str(document["meeting"]),
+                ranks_per_node=document["ranks_per_node"],
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DocumentError(f"can't read the build job {path}: {error}") from error
@@ -132,6 +140,10 @@ class EventLog:
         """Say which phase begins, for which case (None: for the rank)."""
         line = {"case": case.index if case is not None else None, "phase": phase, "at": time.time()}
         self._file.write(json.dumps(line) + "\n")
+
+    def told(self, case: CaseJob, phase: str) -> None:
+        """Say that what a phase found of a case lies there, while the rank goes on with the next one."""
+        self._file.write(json.dumps({"case": case.index, "told": phase}) + "\n")
 
     def close(self) -> None:
         """Close the file; no phase can be said any more."""

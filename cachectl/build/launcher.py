@@ -54,6 +54,7 @@ def run_phase(
     log_path: Path,
     timeout_s: float | None,
     progress: Callable[[RankPhase], None],
+    told: Callable[[int, dict[int, dict[str, Any]]], None] | None = None,
     rank: int | None = None,
     stop: threading.Event | None = None,
 ) -> dict[int, dict[str, Any]]:
@@ -65,27 +66,30 @@ def run_phase(
     Args:
         log_path: where what is started here prints: the one rank, or torchrun, whose ranks have logs of their own.
         timeout_s: bound on each rank, seconds; they all start together.
+        told: called with a case's index and what was found of it by rank as soon as all of them have found it, while
+            they go on with the next one; also for cases that were done before the phase failed.
         rank: the one rank to run, as the launcher of this process told it; None for all.
         stop: set by another thread to have them stopped.
 
     Raises:
-        CachectlError: what the first rank to fail reports, with its `rank`; a BuildError where one died without a
-            result, or ran out of time.
+        CachectlError: what `told` raises; what the first rank to fail reports, with its `rank`; a BuildError where one
+            died without a result, or ran out of time.
     """
-    world = _World(job, phase, log_path, rank)
+    world = _World(job, phase, log_path, rank, told)
     environ = {**_RANK_DEFAULTS, **environ, MARK: str(job.workspace)}
     started = time.monotonic()
     with open(log_path, "ab") as log:
-        process = subprocess.Popen(
-            world.command(),
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            cwd=job.workspace,
-            start_new_session=True,
-        )
+        process = None
         try:
+            process = subprocess.Popen(
+                world.command(),
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=job.workspace,
+                start_new_session=True,
+            )
             while not _has_ended(process.pid):
                 world.report(started, progress)
                 if timeout_s is not None and time.monotonic() - started > timeout_s:
@@ -94,7 +98,9 @@ def run_phase(
                     raise BuildError(f"stopped in {phase}", log_path=log_path)
                 time.sleep(_POLL_S)
         finally:
-            _stop(process)
+            # Interrupted while it was being started, it is known by its mark only.
+            if process is not None:
+                _stop(process)
             end_marked(str(job.workspace))
     world.report(started, progress)
     return world.results(process.returncode)
@@ -103,7 +109,14 @@ def run_phase(
 class _World:
     """The ranks of one phase: their folders, logs, last phases and results."""
 
-    def __init__(self, job: Job, phase: str, log_path: Path, rank: int | None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        phase: str,
+        log_path: Path,
+        rank: int | None,
+        told: Callable[[int, dict[int, dict[str, Any]]], None] | None,
+    ) -> None:
         self.job, self.phase, self.log_path = job, phase, log_path
         self.ranks = range(job.world_size) if rank is None else (rank,)
         # Started from here, and seen to end.
@@ -112,6 +125,8 @@ class _World:
             job.rank_folder(rank).mkdir(parents=True, exist_ok=True)
         (job.workspace / ENDED).unlink(missing_ok=True)
         self._followers = {rank: _follow(job.rank_folder(rank) / "events.jsonl") for rank in self.ranks}
+        self._tell = told
+        self._found: dict[int, dict[int, dict[str, Any]]] = {}
         self._last: dict[int, str] = {}
         self._phases: dict[int, RankPhase] = {}
         self._told_at = time.monotonic()
@@ -124,9 +139,15 @@ class _World:
         return [sys.executable, "-m", "cachectl.build.elastic", str(os.getpid()), self.phase, job_path]
 
     def report(self, started: float, progress: Callable[[RankPhase], None]) -> None:
-        """Tell the phases that ranks have entered since the last time, and after a while the one that lasts longest."""
+        """Tell the phases that ranks have entered since the last time, and after a while the one that lasts longest.
+
+        A case that all of them are done with is told, too.
+        """
         for rank, follower in self._followers.items():
             while (line := next(follower)) is not None:
+                if "told" in line:
+                    self._case_found(rank, line["case"])
+                    continue
                 self._last[rank] = self._where(line)
                 # First in the order stays who entered its phase first.
                 self._phases.pop(rank, None)
@@ -137,6 +158,16 @@ class _World:
             self._told_at = time.monotonic()
             oldest = next(iter(self._phases.values()))
             progress(replace(oldest, elapsed_s=time.monotonic() - started))
+
+    def _case_found(self, rank: int, index: int) -> None:
+        if self._tell is None:
+            return
+        (case,) = [case for case in self.job.cases if case.index == index]
+        of_case = self._found.setdefault(index, {})
+        of_case[rank] = json.loads(self.job.told(rank, case, self.phase).read_bytes())
+        if len(of_case) == len(self.ranks):
+            self._tell(index, {rank: of_case[rank] for rank in self.ranks})
+            del self._found[index]
 
     def log_of(self, rank: int) -> Path:
         return self.job.logs[rank] if self.job.logs else self.log_path

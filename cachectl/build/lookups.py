@@ -3,7 +3,9 @@
 Owns the wrapping of Dynamo's lookups (a private API, found by its features). Dynamo sets a guard on what it finds and
 on some of what it misses: an attribute that a class's `__getattr__` answers, a key whose KeyError is caught, a name
 that is looked for in an instance's `__dict__` have none (torch 2.13: variables/user_defined.py `generic_getattr`,
-variables/dicts.py `DunderDictVariable`). Nor have set order and `hash()` of text, which change from process to process.
+variables/dicts.py `DunderDictVariable`), nor has an attribute that a module or a function lacks. Neither have set order
+and `hash()` of text, which change from process to process; nor two objects that `is` told apart, what an abstract class
+said of an object, and defaults and closure cells of a function that tracing came to by an object of its own making.
 What the lookups mean for the guard sheet stands in cachectl/build/guard_absences.py. Rank processes only.
 """
 
@@ -14,11 +16,12 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from types import FrameType, TracebackType
+from types import FrameType, FunctionType, TracebackType, UnionType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from cachectl.build.kept_fault import KeptFault
 from cachectl.errors import BuildError
+from cachectl.identity.guard_classes import VENDORS
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -46,6 +49,9 @@ class Lookups:
         attributes: names looked for as attributes of an object, by its source's name.
         keys: keys looked for in a dict and not found there.
         walked: dicts that were read as a whole.
+        apart: pairs of sources whose objects were compared by identity.
+        instances: for a source the classes with an `__instancecheck__` of their own that its object was held against.
+        unplaced: functions that have no source, each with the class of its first argument.
         disorder: what differs from process to process, each in words, with the user's line.
         fault: what looking raised; then the rest can't be trusted.
     """
@@ -54,6 +60,9 @@ class Lookups:
     attributes: dict[str, set[str]] = field(default_factory=dict)
     keys: dict[Holder, list[Any]] = field(default_factory=dict)
     walked: set[Holder] = field(default_factory=set)
+    apart: set[tuple[str, str]] = field(default_factory=set)
+    instances: dict[str, list[type]] = field(default_factory=dict)
+    unplaced: dict[int, tuple[FunctionType, type | None]] = field(default_factory=dict)
     disorder: list[str] = field(default_factory=list)
     fault: KeptFault = field(default_factory=KeptFault)
 
@@ -94,7 +103,25 @@ class LookupRecorder:
         self._wrap(own, "__contains__", before=self._own_key, optional=True)
         self._wrap(own, "__getitem__", before=self._own_key, optional=True)
         self._wrap(own, "__iter__", before=self._walk, optional=True)
+        self._wrap_others()
         self._wrap_disorder(dicts)
+
+    def _wrap_others(self) -> None:
+        functions = importlib.import_module(f"{_VARIABLES}functions").UserFunctionVariable
+        modules = importlib.import_module(f"{_VARIABLES}misc").PythonModuleVariable
+        for kind in (functions, modules):
+            for name in ("call_obj_hasattr", "var_getattr"):
+                self._wrap(kind, name, before=self._attribute, optional=True)
+        self._wrap(functions, "bind_args", before=self._function)
+        builtin = importlib.import_module(f"{_VARIABLES}builtin")
+        # Dynamo keeps the methods that it found for a builtin: those of an earlier compile would tell nobody.
+        kept = getattr(builtin.BuiltinVariable, "call_function_handler_cache", {})
+        kept.clear()
+        self._undo.callback(kept.clear)
+        for name in ("call_isinstance", "call_issubclass"):
+            self._wrap(builtin.BuiltinVariable, name, before=self._instance, optional=True)
+        for module in (builtin, sys.modules.get(f"{_VARIABLES}object_protocol")):
+            self._wrap(module, "vt_identity_compare", before=self._identity, optional=True)
 
     def _wrap_disorder(self, dicts: Any) -> None:
         sets: Any = dicts
@@ -186,6 +213,22 @@ class LookupRecorder:
         if (place := self._place(vars(proxy).get("item"))) is not None:
             self.found.walked.add((place, True))
 
+    def _function(self, variable: Any, parent: Any, args: Any, *_: Any) -> None:
+        function = vars(variable).get("fn")
+        if type(function) is not FunctionType or variable.get_source() is not None:
+            return
+        if function.__defaults__ or function.__kwdefaults__ or function.__closure__:
+            first = vars(variable).get("obj", args[0] if args else None)
+            self.found.unplaced.setdefault(id(function), (function, _class_of(first)))
+
+    def _instance(self, builtin: Any, tx: Any, variable: Any, kinds: Any) -> None:
+        if (place := self._place(variable)) is not None:
+            self.found.instances.setdefault(place, []).extend(_with_checks_of_their_own(_constant(kinds)))
+
+    def _identity(self, left: Any, right: Any) -> None:
+        if left is not right and (one := self._place(left)) is not None and (other := self._place(right)) is not None:
+            self.found.apart.add((one, other))
+
     def _set_walk(self, variable: Any, tx: Any) -> None:
         held = _members(variable)
         if len(held) < 2 or all(map(_hashes_alike, held)) or _in_any_order(sys._getframe(3)):
@@ -203,7 +246,9 @@ class LookupRecorder:
             self._set_walk(args[0], tx)
 
     def _hashed(self, variable: Any, tx: Any, value: Any) -> None:
-        if not _hashes_alike(_constant(value)):
+        # Within a `__hash__` it is for a dict or set to find a key, as a member of an enumeration. Where code asks for
+        # an object's hash, that question comes before this one.
+        if getattr(getattr(tx, "f_code", None), "co_name", "") != "__hash__" and not _hashes_alike(_constant(value)):
             self._disorder("a hash() of something else than numbers", "use a digest of hashlib's", tx)
 
     def _disorder(self, what: str, instead: str, tx: Any) -> None:
@@ -237,6 +282,28 @@ def _constant(variable: Any) -> Any:
         members = tuple(map(_constant, items))
         return _MISSING if any(member is _MISSING for member in members) else members
     return _MISSING
+
+
+def _class_of(variable: Any) -> type | None:
+    """Return the class of the object that one of Dynamo's variables stands for, the class itself for a class."""
+    held = getattr(variable, "__dict__", {})
+    value = held.get("value", _MISSING)
+    if value is _MISSING:
+        value = getattr(held.get("_cache"), "__dict__", {}).get("value", _MISSING)
+    if value is _MISSING:
+        return None
+    return value if isinstance(value, type) else type(value)
+
+
+def _with_checks_of_their_own(kinds: Any) -> list[type]:
+    """Return the classes among what `isinstance` takes that decide themselves what an instance is, but for torch's."""
+    if isinstance(kinds, (tuple, UnionType)):
+        held = kinds if isinstance(kinds, tuple) else kinds.__args__
+        return [kind for member in held for kind in _with_checks_of_their_own(member)]
+    if not isinstance(kinds, type) or type(kinds) is type or kinds.__module__.partition(".")[0] in VENDORS:
+        return []
+    checks = {type(kinds).__instancecheck__, type(kinds).__subclasscheck__}
+    return [] if checks == {type.__instancecheck__, type.__subclasscheck__} else [kinds]
 
 
 def _members(variable: Any) -> list[Any]:

@@ -173,6 +173,7 @@ def _reason(error: BaseException) -> str:
     """Return an error's own words: Dynamo's without the frames and the advertisement for its environment variables."""
     text = str(error).partition("\nfrom user code:")[0].partition("\nSet TORCHDYNAMO_VERBOSE")[0]
     text = text.partition("For more details about this graph break")[0].partition("Developer debug context:")[0]
+    text = text.partition("\nOriginal traceback:")[0].partition("\nTraceback (most recent call last):")[0]
     return one_line(text)
 
 

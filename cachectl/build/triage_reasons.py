@@ -40,6 +40,8 @@ _TEXT_LIMIT: Final = 1500
 _UPSTREAM: Final = tuple(
     f"{os.sep}{name}{os.sep}" for name in ("torch", "torch_npu", "torchair", "npugraph_ex", "cachectl")
 )
+# Python's own library.
+_STANDARD: Final = os.path.dirname(os.__file__) + os.sep
 _ATTENTION: Final = re.compile(
     r"\bnpu_(?:fused_infer_attention_score(?:_v2)?|incre_flash_attention|prompt_flash_attention)\b"
 )
@@ -100,8 +102,8 @@ def user_place(frames: Iterable[tuple[str, int | None, str]], roots: Mapping[str
 
 
 def user_frames(text: str) -> list[traceback.FrameSummary]:
-    """Return the frames of the model's code that stand in the text of one of Dynamo's errors, outermost first."""
-    code = text.partition("from user code:")[2]
+    """Return the frames of the model's code that stand in the text of an error of Dynamo or of FX, outermost first."""
+    code = "".join(re.split(r"from user code:|Original traceback:", text, maxsplit=1)[1:])
     return [
         traceback.FrameSummary(file, int(number), name, lookup_line=False, line=line.strip())
         for file, number, name, line in re.findall(r'File "(.+?)", line (\d+), in (\S+)\n([^\n]*)', code)
@@ -109,7 +111,7 @@ def user_frames(text: str) -> list[traceback.FrameSummary]:
 
 
 def _is_own(file: str, roots: Mapping[str, Path]) -> bool:
-    if file.startswith("<"):
+    if file.startswith("<") or (file.startswith(_STANDARD) and "-packages" not in file):
         return False
     return any(Path(file).is_relative_to(root) for root in roots.values()) or not any(
         folder in file for folder in _UPSTREAM
@@ -173,13 +175,33 @@ def recompile_advice(recompile: Recompile, *, dynamic: bool) -> tuple[str, str]:
             "a list or dict grows or changes its keys from step to step: keep its length, and pass what changes as an "
             "argument; compile.dynamic: true does not help"
         )
-    if re.search(r"___check_(?:obj|type)_id|\bid\(| is [\w.\[\]']|data_ptr|___check_obj", guard):
+    if re.match(r"(?:L\['self'\]|self)\.[\w.\[\]']+ is (?:not )?None$", guard):
+        return "recompile-attribute", (
+            "an attribute is None in one step and something in the next: make it in __init__ or in the factory, before "
+            "the first step"
+        )
+    if re.search(
+        r"(?:dtype|device(?: index)?|dispatch key set) mismatch|expected type of|___check_type_id| is (?:not )?None",
+        guard,
+    ):
+        return "recompile-value", (
+            "a tensor's dtype or device, or an argument's type, changes from step to step: cast it once before the "
+            "call, and pass the same arguments each time"
+        )
+    if "Duplicate tensors" in guard:
+        return "recompile-identity", (
+            "two names are one tensor in one step and two in another: give each memory of its own, and write it in "
+            "place with copy_"
+        )
+    if re.search(r"___check_obj_id|\bid\(| is [\w.\[\]']|data_ptr|___check_obj", guard):
         return "recompile-identity", (
             "an object is replaced between steps while the shapes stay: write buffers in place with copy_; where the "
             "graph doesn't depend on it keep compile.dynamic: false and run the steady steps under "
             "torch.compiler.set_stance(skip_guard_eval_unsafe=True)"
         )
-    if re.search(r"GLOBAL_STATE|grad_mode|torch_function|autocast|deterministic|default dtype|num_threads", guard):
+    if re.search(
+        r"GLOBAL_STATE|requires_grad|grad_mode|torch_function|autocast|deterministic|default dtype|num_threads", guard
+    ):
         return "recompile-ambient", (
             "the state around the call changes: call every step in the same grad mode, autocast and determinism"
         )
@@ -234,17 +256,19 @@ _BREAKS: Final = (
         "decide with torch.where, or pass a mode as an argument; see docs/model-rules.md, rule 6",
     ),
     (
-        r"`?\bprint\b|logging\.|logger|\blogging function",
+        r"`?\bprint\b|logging\.|logger|LoggingLogger|\blogging function",
         "print",
         "take the output out of the method; see docs/model-rules.md, rule 11",
     ),
     (
-        r"nonzero|dynamic (?:output )?shape|masked_select|boolean mask|unique",
+        # npugraph_ex's own words for a size that only the values say (torch_npu 2.13).
+        r"nonzero|dynamic (?:output )?shape|masked_select|boolean mask|unique|'ValuePack' and 'int'",
         "dynamic-shape",
         "keep shapes fixed: torch.where instead of a mask that selects; see docs/model-rules.md, rule 7",
     ),
     (
-        r"synchronize|\b[Ss]tream\b|\b[Ee]vent\b",
+        # npugraph_ex's own words for a stream that is waited for (torch_npu 2.13).
+        r"synchronize|\b[Ss]tream\b|\b[Ee]vent\b|unhashable type: 'dict'",
         "stream",
         "take the synchronisation out of the method; see docs/model-rules.md, rule 11",
     ),

@@ -25,6 +25,7 @@ from cachectl.identity.call_check import call_check
 from cachectl.identity.inputs import InputError, bind_call, describe_call
 from cachectl.programs_calls import call_kind, keyword_arguments
 from cachectl.programs_imports import compile_stand_in
+from cachectl.runtimes.simulated import loaded_is_simulated
 from cachectl.schemas.boot import Reason
 
 __all__ = ["MAX_KINDS", "install", "install_torch"]
@@ -162,6 +163,15 @@ def _watched_cache_compile(
     return _Watched(notes, method, compiled, how)
 
 
+def _device(torch: Any) -> int | None:
+    """Return the number of the process's device; None where it isn't known, or asking would be the first use of one."""
+    try:
+        npu = torch.npu
+        return int(npu.current_device()) if npu.is_initialized() or loaded_is_simulated() else None
+    except (AttributeError, RuntimeError):
+        return None  # A recipe can do without it.
+
+
 class _Watched:
     """A compiled method whose kinds of call are noted; whatever else is asked of it, the runtime's object answers."""
 
@@ -244,7 +254,7 @@ class _Watched:
             )
             if fits is not None:
                 self._known.append(fits)
-        call = {"spec": spec, "at": time.time(), "grad": torch.is_grad_enabled()}
+        call = {"spec": spec, "at": time.time(), "grad": torch.is_grad_enabled(), "device": _device(torch)}
         self._notes.called(self._method_notes, call, self._runtime.process_group())
 
     def _give_up(self, why: str) -> None:

@@ -24,6 +24,8 @@ __all__ = ["main"]
 RESULTS = {"record": "record.json", "reload": "reload.json", "adopt": "adopt.json", "check": "check.json"}
 TRIAGE_STAGES = ("eager", "aot_eager", "force_eager", "npugraph_ex", "options", "cache")
 RESULTS |= {f"triage-{stage}": f"triage-{stage}.json" for stage in TRIAGE_STAGES}
+# Phases whose cases are kept one by one: a build that is killed loses the one it is at.
+_TOLD = ("record", "reload")
 # Set for the second attempt of a check, whose model can't be made under fake tensors.
 _CHECK_REAL = "CACHECTL_CHECK_REAL"
 
@@ -47,7 +49,9 @@ def main(arguments: list[str]) -> int:
         program = _program(phase, job, rank, events, arguments)
         program.start(phase)
         for case in job.cases:
-            document["cases"][str(case.index)] = _run(phase, program, job, case, events)
+            document["cases"][str(case.index)] = found = _run(phase, program, job, case, events)
+            if phase in _TOLD:
+                _tell(phase, job, rank, case, found, events)
         case = None
         if phase == "check":
             document |= program.summary()
@@ -120,6 +124,14 @@ def _run(phase: str, program: Any, job: Job, case: CaseJob, events: EventLog) ->
 
     manifest = json.loads((job.case_folder(program.rank, case) / "entry.json").read_bytes())
     return reload_case(program, job, case, manifest, events)
+
+
+def _tell(phase: str, job: Job, rank: int, case: CaseJob, found: dict[str, Any], events: EventLog) -> None:
+    """Leave what was found of one case where the build reads it at once."""
+    path = job.told(rank, case, phase)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, found)
+    events.told(case, phase)
 
 
 def _adopt(program: Any, job: Job, case: CaseJob, events: EventLog) -> dict[str, Any]:

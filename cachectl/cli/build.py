@@ -72,7 +72,7 @@ def command(
     """Build what plan says is missing.
 
     Compiles in private rank processes, loads each result in a second fresh process and compares its outputs, and only
-    then publishes. What a failed build made is never visible. Starts all ranks of a recipe here; where a launcher
+    then publishes. What a failed build made is in no warm set. Starts all ranks of a recipe here; where a launcher
     started it once a rank, as in `torchrun ... -m cachectl build`, each builds its own. Exits 0 when everything is
     ready, 1 when an entry or a gate failed.
     """

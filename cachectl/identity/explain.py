@@ -19,6 +19,7 @@ from cachectl.identity.guard_expressions import render
 from cachectl.identity.guard_paths import readable
 from cachectl.identity.guard_values import Unsayable
 from cachectl.identity.guards import SHEET_SCHEMA
+from cachectl.identity.node_cut import cut_reason
 from cachectl.identity.request import compare_requests, differences
 from cachectl.identity.sources import changed_bytes, check_files, file_label
 from cachectl.identity.topology import asked_topology, rank_topology
@@ -76,7 +77,8 @@ class Asked:
     """One request line as it is asked for here.
 
     `model` is the line's own model part, `request` the set's parts; `unknown` are beginnings of names in the toolchain
-    that nobody can know, as the git revision of a version that is only rehearsed.
+    that nobody can know, as the git revision of a version that is only rehearsed. `ranks_per_node` is the cut into
+    nodes, None where it is not known.
     """
 
     model: Mapping[str, Any]
@@ -86,6 +88,7 @@ class Asked:
     environ: Mapping[str, str]
     commands: Commands
     unknown: tuple[str, ...] = ()
+    ranks_per_node: int | None = None
 
 
 def compare_entry(document: Mapping[str, Any], asked: Asked) -> list[Reason]:
@@ -187,6 +190,9 @@ def _semantic(document: Mapping[str, Any], asked: Asked) -> Iterator[Reason]:
             continue
         # Not by `mended`: a declared variable is the recipe's to change, not the shell's.
         yield replace(reason, hint=_topology_hint(reason, build) if reason.part == "topology" else build)
+    built = (document.get("provenance") or {}).get("ranks_per_node")
+    if (against := cut_reason(parts["topology"], built, asked.ranks_per_node)) is not None:
+        yield mended(against, asked.commands)
     for reason in (
         *check_files(parts["sources"], document["raw_sources"], asked.roots),
         *check_environment(parts["environment"], asked.environ, outside=True),

@@ -17,6 +17,7 @@ from typing import Any
 from cachectl.identity.source_digest import code_digest
 
 __all__ = [
+    "VENDORS",
     "class_members",
     "class_name",
     "function_of",

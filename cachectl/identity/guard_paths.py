@@ -130,6 +130,8 @@ def _readable_call(text: str, call: str) -> str:
         return f"{text}.{name}({argument})"
     if name == "offset":
         return f"{text}.storage_offset()"
+    if name == "subclasses":
+        return f"{text}.__subclasses__()"
     return f"{text}.<{call}>"
 
 
@@ -205,6 +207,8 @@ def _call(tree: ast.Call) -> tuple[str, ast.expr]:
         return f"{'.' if called == 'getattr' else '!'}{_constant(arguments[1])}", arguments[0]
     if not arguments and isinstance(tree.func, ast.Attribute) and called in ("storage_offset", "item"):
         return "@offset" if called == "storage_offset" else "@item", tree.func.value
+    if not arguments and called == "__subclasses__" and isinstance(tree.func, ast.Attribute):
+        return "@subclasses", tree.func.value
     if not arguments and called not in ("get_base", "__obj_flatten__", "qualified_name", "__neg__"):
         # Dynamo holds some globals by a weak reference: `G['name']()`.
         return "@weakref", tree.func

@@ -15,6 +15,14 @@ from cachectl.identity.source_digest import ImportTarget, Read, SourceIndex
 
 __all__ = ["FoundModule", "ModuleNames", "SourceClosure"]
 
+# Methods that Python looks for by itself and does without: a class that comes to have one acts otherwise.
+_UNASKED = frozenset(
+    {
+        *("__init__", "__new__", "__post_init__", "__getattr__", "__getattribute__", "__setattr__"),
+        *("__bool__", "__contains__", "__eq__", "__hash__", "__iter__", "__len__", "__ne__"),
+    }
+)
+
 
 @dataclass
 class FoundModule:
@@ -88,7 +96,7 @@ class SourceClosure:
             self.add_whole(module, f"no definition of {qualname}")
             return False
         # Its own name too: a subclass that comes to define it would be called in its place.
-        self.attributes |= found.index.attribute_names(qualname) | {qualname.rpartition(".")[2]}
+        self.attributes |= found.index.attribute_names(qualname) | {qualname.rpartition(".")[2]} | _UNASKED
         if not found.pinned:
             self._definition(found, found.index, qualname, traced=not runs)
         return True

@@ -169,7 +169,7 @@ def _walk_above(tree: CacheTree, path: str) -> None:
         deeper = []
         for entry in _entries(tree, folder):
             graph = read_graph_name(entry.name)
-            if graph is not None and entry.is_dir():
+            if graph is not None and _is_dir(entry):
                 _walk_graph(tree, folder, graph, entry.path)
             elif entry.is_dir(follow_symlinks=False):
                 deeper.append(entry.path)
@@ -185,7 +185,7 @@ def _walk_graph(tree: CacheTree, cache: str, graph: GraphFolder, path: str) -> N
     before = len(tree.folders), len(tree.empty), len(tree.unread)
     for entry in _entries(tree, path):
         rank = read_rank_name(entry.name)
-        if entry.is_dir():
+        if _is_dir(entry):
             if rank is not None:
                 _walk_rank(tree, cache, graph, rank, entry.path, links)
             else:
@@ -204,7 +204,7 @@ def _walk_rank(
     links = (*links, path) if os.path.islink(path) else links
     before = len(tree.folders), len(tree.unread)
     for entry in _entries(tree, path):
-        if entry.is_dir():
+        if _is_dir(entry):
             _add_method(tree, cache, graph, rank, entry.name, entry.path, links)
         elif (seen := _seen(entry.path, entry.name)) is not None:
             tree.size_bytes += seen.size_bytes
@@ -240,6 +240,14 @@ def _below(tree: CacheTree, path: str) -> Iterator[SeenFile]:
                 pending.append((entry.path, f"{name}/"))
             elif (seen := _seen(entry.path, name)) is not None:
                 yield seen
+
+
+def _is_dir(entry: os.DirEntry[str]) -> bool:
+    """Say whether an entry is a folder or a link to one; a link that only leads to itself is none."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
 
 
 def _entries(tree: CacheTree, path: str) -> list[os.DirEntry[str]]:

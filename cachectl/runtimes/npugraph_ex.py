@@ -139,6 +139,10 @@ class NpuGraphEx:
             return None
         return int(distributed.get_rank()), int(distributed.get_world_size())
 
+    def device_count(self) -> int:
+        """Return how many devices this process sees."""
+        return int(self.torch.npu.device_count())
+
     def rendezvous_store(self) -> Any:
         """Return the store through which the default group's ranks can agree; None without one."""
         return rendezvous_store(self.torch)

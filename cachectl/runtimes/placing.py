@@ -61,8 +61,7 @@ def placed_reasons(torch: Any, found: Mapping[str, Any], environ: Mapping[str, s
             hint = f"make the process groups in the order of the build, so that group {name} has ranks {stored}"
             reasons.append(Reason("topology", f"groups.{name}", stored, known.get(name), hint=hint))
     if "device_index" in found and (index := torch.npu.current_device()) != (stored := found["device_index"]):
-        # plan does not see where ranks run: for it what another cut built is ready.
-        hint = f"the artifact names device {stored}: start this rank on it, or run cachectl build --force in this cut"
+        hint = f"the artifact names device {stored}: start this rank on it, or run cachectl build in this node cut"
         reasons.append(Reason("topology", "device_index", stored, index, hint=hint))
     for variable, name in CUT_VARIABLES.items():
         if name in found and environ.get(variable) != (stored := found[name]):

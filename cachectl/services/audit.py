@@ -16,7 +16,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Final
 
-from cachectl.errors import ConfigError
+from cachectl.errors import ConfigError, StoreError
 from cachectl.identity.toolchain import package_folder, read_cann, toolchain_part
 from cachectl.runtimes.artifact import ArtifactSummary
 from cachectl.runtimes.cache_tree import ARTIFACT_NAME, CacheTree, MethodFolder, scan
@@ -24,7 +24,6 @@ from cachectl.schemas.audit import AuditArtifact, AuditEffect, AuditFinding, Aud
 from cachectl.services.audit_notes import changes, gaps
 from cachectl.services.audit_start import read_folder
 from cachectl.services.inspect import describe
-from cachectl.store.layout import describe_os_error
 
 __all__ = ["audit", "what_starts_here"]
 
@@ -116,20 +115,27 @@ def audit(directory: str, seen: AuditSeen) -> AuditReport:
         ConfigError: no directory, or nothing of a runtime's cache in it.
         StoreError: it can't be read.
     """
+    if not directory:
+        raise ConfigError("'' is no directory", hint="pass the cache directory of a program")
     top = os.path.abspath(directory)
     try:
         tree = scan(top)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ConfigError(f"{directory} is no directory", hint="pass the cache directory of a program") from error
     except OSError as error:
-        raise describe_os_error(error, f"can't read {directory}") from error
+        raise StoreError(
+            f"can't read {directory}: {error.strerror or error}", hint="run the audit as the user that runs the program"
+        ) from error
     if not tree.found and not tree.unread:
         raise ConfigError(
             f"{directory} holds no cache of npugraph_ex or torchair",
             hint="their folders are named <Class>_<static|dynamic>_aclgraphcache_<md5>; pass the cache_dir of the "
             "program, TORCHAIR_CACHE_HOME, or .torchair_cache where it was started",
         )
-    items = [_Item(folder, *read_folder(folder, top, seen)) for folder in tree.folders]
+    unread = {path for path, _ in tree.unread}
+    # What can't be listed may hold anything; that it can't is a finding of its own.
+    listed = [folder for folder in tree.folders if folder.artifact is not None or folder.path not in unread]
+    items = [_Item(folder, *read_folder(folder, top, seen)) for folder in listed]
     audited = _Audit(top, items)
     _say_access(audited, seen)
     _say_outside(audited, tree)
@@ -233,8 +239,12 @@ def _say_ranks(audited: _Audit) -> None:
         folder = item.folder
         if folder.rank.world_size is not None and folder.rank.rank is not None and folder.artifact is not None:
             groups[folder.cache, folder.graph.kind, folder.method, folder.rank.world_size].add(folder.rank.rank)
-    for (cache, kind, method, world), ranks in sorted(groups.items()):
-        if not _is_block(ranks, world):
+    for (cache, kind, method, world), numbers in sorted(groups.items()):
+        ranks = {rank for rank in numbers if rank < world}
+        if strange := sorted(numbers - ranks):
+            detail = f"{kind}.{method} of world {world} has folders of {_ranks(strange)}, which such a world lacks"
+            audited.say("stray", "wasted", cache, detail, "delete them; no start looks there")
+        if ranks and not _is_block(ranks, world):
             missing = _ranks(sorted(set(range(world)) - ranks))
             detail = (
                 f"{kind}.{method} of world {world} lacks {missing}: unless they don't have this method, they compile "
@@ -260,7 +270,7 @@ def _say_devices(audited: _Audit) -> None:
     for item in audited.items:
         rank = item.folder.rank
         devices = _devices(item.summary)
-        if rank.world_size is not None and rank.rank is not None and len(devices) == 1:
+        if rank.world_size is not None and rank.rank is not None and rank.rank < rank.world_size and len(devices) == 1:
             # A graph folder of its own per rank is lawful: what differs in the module's repr differs in the md5.
             group = item.folder.cache, item.folder.graph.kind, item.folder.method, rank.world_size
             groups[group][rank.rank] = devices.pop()
@@ -319,6 +329,8 @@ def _say_superseded(audited: _Audit) -> None:
     for items in groups.values():
         *older, current = sorted(items, key=lambda item: item.made)
         for item in older:
+            if item.made == current.made:
+                continue  # Copied at one time: neither has left the other behind.
             why = _difference(item.summary, current.summary)
             if why is None:
                 why = "their options are equal: the module's repr changed"

@@ -55,6 +55,8 @@ def read_folder(folder: MethodFolder, top: str, seen: AuditSeen) -> tuple[Artifa
     """
     here = _Folder(folder, top, seen)
     artifact = folder.artifact
+    if artifact is None and os.path.isdir(os.path.join(folder.path, ARTIFACT_NAME)):
+        return None, [here.finding("unreadable", "deleted", "it is a folder, and no file", _REBUILD)]
     if artifact is None:
         hint = "a start that was killed, a second trace of the method, or a deletion: a start with logs at info says"
         return None, [

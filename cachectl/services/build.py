@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
@@ -25,7 +25,7 @@ from cachectl.schemas.boot import Absence, Member
 from cachectl.schemas.canonical import digest_of
 from cachectl.schemas.entry import EntryManifest
 from cachectl.schemas.report import Boot, BuildReport, Failed
-from cachectl.services.build_parts import dealt, launched_rank
+from cachectl.services.build_parts import dealt, in_own_cut, launched_rank
 from cachectl.services.build_sight import seen_digest
 from cachectl.services.case_building import BuildEvent, CaseBuilder, Outcome, built_entry
 from cachectl.services.framework import refuse_inert
@@ -33,6 +33,7 @@ from cachectl.services.init import init_store
 from cachectl.services.plan import LineState, known_absences, plan_lines
 from cachectl.services.request import RecipeRequest, read_request
 from cachectl.store.absences import note_absences
+from cachectl.store.drafts import forget_old_drafts
 from cachectl.store.layout import StoreLayout, bare_hex
 from cachectl.store.locks import file_lock
 from cachectl.store.manifest import ManifestRepo
@@ -48,6 +49,7 @@ _PATIENCE_S = 1.0
 # How long the rank that closes a set waits for the others' entries, where --timeout says nothing else.
 _CLOSING_S = 600.0
 _POLL_S = 0.25
+_WATCH_STEP_S = 0.5
 
 
 def build(
@@ -63,23 +65,25 @@ def build(
 ) -> BuildReport:
     """Build the missing entries of each recipe and publish each recipe's warm set when it is whole.
 
+    Entries are kept for the next build as soon as all ranks of their case proved it, and what was recorded for the next
+    build to prove, also where this one fails or is killed then.
+
     Args:
         force: build also what is ready, and what a gate refused lately; a new manifest of the same key, the old stays
             until prune.
         jobs: recipes built at once.
         keep_going: go on with the next case or recipe after one that failed, also where the code that a recipe names is
-            at fault. Entries are kept for the next build as soon as they are proved, also where this one is killed
-            then; the warm set is published when whole.
+            at fault.
         timeout_s: bound on each rank process, seconds.
         shard: (i, n): build the i-th of n parts of all the recipes' cases, dealt out in turn; n is part 0 again, so
             that counting from 0 and from 1 both make n parts. Other parts are others' to build at the same time.
 
     Raises:
         ConfigError: a recipe, or the code it names, is wrong.
-        EnvironmentFault, StoreError, ManifestError: nothing new of that recipe is visible.
+        EnvironmentFault, StoreError, ManifestError: no new set of that recipe is visible.
     """
     started = time.monotonic()
-    requests = [read_request(path) for path in recipes]
+    requests = [in_own_cut(read_request(path), os.environ) for path in recipes]
     for request in requests:
         refuse_inert(request.loaded)
     builds = [
@@ -97,6 +101,7 @@ def build(
     ]
     init_store(layout)
     forget_workspaces()
+    forget_old_drafts(layout, time.time())
     with ManifestRepo.open(layout.database) as repo:
         repo.forget_expired_failures(datetime.now(timezone.utc))
     outcomes = _run_all(builds, jobs, keep_going)
@@ -141,7 +146,9 @@ def _watch(futures: Sequence[Future[Outcome]], keep_going: bool) -> None:
     """Wait for builds; after a failure those that have not begun are called off."""
     pending = {*futures}
     while pending:
-        done, pending = wait(pending, return_when=FIRST_EXCEPTION if keep_going else "FIRST_COMPLETED")
+        # In steps: a signal between Python's last look and the system call is answered when the wait is over.
+        how = FIRST_EXCEPTION if keep_going else FIRST_COMPLETED
+        done, pending = wait(pending, timeout=_WATCH_STEP_S, return_when=how)
         if not keep_going and any(future.exception() or future.result().failed for future in done):
             for future in pending:
                 future.cancel()
@@ -198,19 +205,17 @@ class _RecipeBuild:
                     self.request,
                     folder,
                     logs,
+                    not self.force,
                     self.keep_going,
                     self.timeout_s,
                     self.rank,
                     self.stop,
                     seen,
                     outcome,
+                    lambda manifests: self._keep(repo, manifests, outcome),
                     self.progress,
                 )
-                manifests = []
-                for manifest in builder.build(lines, wanted):
-                    manifests.append(manifest)
-                    if self.keep_going:
-                        self._keep(repo, manifest, outcome)
+                manifests = builder.build(lines, wanted)
                 if wanted:
                     tried = [line.place for line in wanted]
                     note_refusals(self.layout, self.request.loaded.digest, outcome.refused, tried)
@@ -235,10 +240,13 @@ class _RecipeBuild:
         gone = {(refusal.method, refusal.case) for refusal in refused}
         return [line for line in wanted if (line.case.method, line.case.name) not in gone]
 
-    def _keep(self, repo: ManifestRepo, manifest: EntryManifest, outcome: Outcome) -> None:
-        """Publish a proved entry at once, and what its ranks lack: a build that is killed next loses neither."""
-        self._note_absent([manifest], outcome)
-        publish_entries(self.layout, repo, [manifest], self.request.loaded.digest)
+    def _keep(self, repo: ManifestRepo, manifests: Sequence[EntryManifest], outcome: Outcome) -> None:
+        """Publish a proved case's entries at once, and which ranks lack it: a build killed next loses neither.
+
+        A set is whole without what ranks were found not to have.
+        """
+        self._note_absent(manifests, outcome)
+        publish_entries(self.layout, repo, manifests, self.request.loaded.digest)
 
     def _note_absent(self, manifests: Sequence[EntryManifest], outcome: Outcome) -> None:
         found = [Absence(manifest.method, manifest.case, manifest.rank) for manifest in manifests]
@@ -258,15 +266,7 @@ class _RecipeBuild:
         manifests: Sequence[EntryManifest],
         outcome: Outcome,
     ) -> None:
-        """Publish what was proved: with its set where all of it is known here, else by itself, and the set when whole.
-
-        What ranks were found not to have is noted before: a set is whole without it.
-        """
-        digest = self.request.loaded.digest
-        if not outcome.failed or outcome.absent:
-            self._note_absent(manifests, outcome)
-        if outcome.failed or self.mine is not None or self.rank is not None:
-            publish_entries(self.layout, repo, manifests, digest)
+        """Publish the set when it is whole; the entries that were proved are kept already."""
         if outcome.failed:
             return
         if self.mine is None and self.rank is None:
@@ -360,6 +360,7 @@ def publication_of(
         reused=tuple(line.member for line in ready),
         created_at=now_text(),
         absent=tuple(absent),
+        ranks_per_node=request.ranks_per_node,
     )
 
 

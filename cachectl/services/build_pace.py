@@ -5,7 +5,7 @@ Owns no clock and no file: it is told what happens when, and given what was note
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 __all__ = ["PHASES", "Pace"]
 
@@ -20,11 +20,21 @@ class Pace:
     Args:
         cases: indices of the launch's cases, in their order.
         known: what was noted of each case: seconds by phase, and by `<phase> start` of what comes before the cases.
+        recorded: those of the cases that an earlier build recorded; with all of them there is no first phase.
     """
 
-    def __init__(self, cases: Sequence[int], known: Mapping[int, Mapping[str, float]]) -> None:
+    def __init__(
+        self,
+        cases: Sequence[int],
+        known: Mapping[int, Mapping[str, float]],
+        recorded: Collection[int] = (),
+    ) -> None:
         self._cases = tuple(cases)
-        self._items: list[_Item] = [(phase, case) for phase in PHASES for case in (None, *self._cases)]
+        of_phase = dict.fromkeys(PHASES, self._cases)
+        of_phase["record"] = tuple(case for case in self._cases if case not in recorded)
+        self._items: list[_Item] = [
+            (phase, case) for phase in PHASES if of_phase[phase] for case in (None, *of_phase[phase])
+        ]
         self._known = known
         self._at: dict[int, tuple[_Item, float]] = {}
         self._took: dict[_Item, float] = {}

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from cachectl.identity.device import in_simulation
+from cachectl.identity.options import wheel_options
 from cachectl.identity.request import source_roots
+from cachectl.identity.toolchain import package_folder
 from cachectl.runtimes import simulated
 from cachectl.schemas.check import SEVERITIES, CheckReport, Finding, rule_finding
 from cachectl.schemas.recipe_reading import load_recipe
@@ -68,7 +70,7 @@ def check(
     for finding in check_recipe(recipe, path, shown, search_path):
         findings.add(finding)
     read = check_model(recipe, modules, setting, findings)
-    check_programs(recipe, modules, findings)
+    check_programs(recipe, modules, findings, wheel_options(package_folder("torch_npu", search_path)))
     traced = Traced(notes=("not traced: --no-trace",))
     if traces:
         # A document leaves secrets out; a framework's own settings come before the recipe's.

@@ -13,6 +13,7 @@ from typing import Any
 
 from cachectl.errors import CachectlError, ConfigError, EnvironmentFault, ManifestError, StoreError
 from cachectl.identity.explain import CHANGES_SEEN, Asked, Commands, distance
+from cachectl.identity.node_cut import ranks_per_node
 from cachectl.identity.ranks import ranks_here
 from cachectl.identity.request import entry_model_part, recipe_request, source_roots
 from cachectl.schemas.boot import Absence, BootRecord, Member, Reason
@@ -144,13 +145,22 @@ def read_question(layout: StoreLayout, recipe: Path, environ: Mapping[str, str])
     roots = source_roots(loaded.folder, tuple(model.get("path") or ()))
     ranks = ranks_here(environ) or range(document["topology"]["world_size"])
     absent = known_absences(layout, loaded.digest, request, roots)
+    each = ranks_per_node(environ, document["topology"]["world_size"])
     lines = tuple(
         Line(
             loaded.recipe.name,
             function["method"],
             case["name"],
             rank,
-            Asked(entry_model_part(document, function["method"], case), request, rank, roots, environ, commands),
+            Asked(
+                entry_model_part(document, function["method"], case),
+                request,
+                rank,
+                roots,
+                environ,
+                commands,
+                ranks_per_node=each,
+            ),
         )
         for rank in ranks
         for function in document.get("functions") or ()
@@ -173,9 +183,9 @@ def _from_database(layout: StoreLayout, question: Question) -> Neighbours:
         with ManifestRepo.open(layout.database, read_only=True) as repo:
             for line in question.lines:
                 rows = repo.line(question.name, line.method, line.case, line.rank, limit=limit)
-                candidates = [
-                    Stored.of_row(row.entry, {name: part.document for name, part in row.parts.items()}) for row in rows
-                ]
+                # Fewer have no history to look for changes in.
+                with_parts = len(rows) >= CHANGES_SEEN
+                candidates = [Stored.of_row(row, _parts(layout, row) if with_parts else None) for row in rows]
                 found.lines.append((line, candidates))
                 if not candidates:
                     found.others += _others_in_database(repo, question, line)
@@ -184,8 +194,15 @@ def _from_database(layout: StoreLayout, question: Question) -> Neighbours:
     return found
 
 
+def _parts(layout: StoreLayout, row: EntryRow) -> Mapping[str, Any] | None:
+    try:
+        return read_manifest(layout, row.key, row.manifest).entry.parts
+    except CachectlError:
+        return None  # Said where the entry is compared.
+
+
 def _others_in_database(repo: ManifestRepo, question: Question, line: Line) -> Iterator[tuple[Line, Stored, bool]]:
-    alike = repo.entries_with_part("model", digest_of(line.asked.model), limit=SHOWN)
+    alike = repo.entries_of_model(digest_of(line.asked.model), limit=SHOWN)
     alike = tuple(sorted(alike, key=lambda row: abs(row.rank - line.rank)))
     for row in alike or repo.entries(recipe=question.name, method=line.method, limit=SHOWN):
         yield line, Stored.of_row(row), bool(alike)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -16,6 +17,7 @@ from cachectl.schemas.boot import Absence, BootRecord, Member, Reason
 from cachectl.schemas.canonical import digest_of
 from cachectl.schemas.keying import warm_set_id
 from cachectl.schemas.report import LostSet, PlanEntry, PlanReport, ReasonModel
+from cachectl.services.build_parts import in_own_cut
 from cachectl.services.captures import capture_reason
 from cachectl.services.framework import framework_reports, not_built
 from cachectl.services.request import RecipeRequest, read_request, rehearse
@@ -73,7 +75,7 @@ def plan(layout: StoreLayout, recipes: Sequence[Path], *, toolchain: Mapping[str
         ConfigError: a recipe or a version's name is wrong.
         StoreError, ManifestError: the store can't be read.
     """
-    requests = [read_request(path, to_build=False) for path in recipes]
+    requests = [in_own_cut(read_request(path, to_build=False), os.environ) for path in recipes]
     rehearsed = [rehearse(request, toolchain or {}) for request in requests]
     layout.check()
     with ManifestRepo.open(layout.database, read_only=True) as repo:
@@ -205,7 +207,8 @@ def expected_seconds(lines: Sequence[LineState]) -> float | None:
 def _plan_entry(request: RecipeRequest, line: LineState) -> PlanEntry:
     return PlanEntry.model_validate(
         {
-            "key": line.row.key if line.row is not None else None,
+            # Another cut's entry is none of this line's.
+            "key": line.row.key if line.row is not None and line.state != "missing" else None,
             "recipe": request.loaded.recipe.name,
             "method": line.case.method,
             "case": line.case.name,
@@ -256,11 +259,13 @@ def _line(layout: StoreLayout, repo: ManifestRepo, request: RecipeRequest, case:
     nearest: LineState | None = None
     asked = request.asked(case, rank, layout.root)
     for found in repo.line(request.loaded.recipe.name, case.method, case.name, rank, limit=_CANDIDATES):
-        reasons = tuple(reason for reason in against_entry(layout, asked, found.entry) if not is_noise(reason))
+        reasons = tuple(reason for reason in against_entry(layout, asked, found) if not is_noise(reason))
         if not reasons:
-            return LineState(case, rank, found.entry, "ready", ())
+            return LineState(case, rank, found, "ready", ())
         if nearest is None or _nearness(reasons) < _nearness(nearest.reasons):
-            nearest = LineState(case, rank, found.entry, "stale", reasons)
+            # What fits its own cut into nodes is not stale: this cut has none yet.
+            of_other_cut = all((reason.part, reason.name) == ("topology", "node cut") for reason in reasons)
+            nearest = LineState(case, rank, found, "missing" if of_other_cut else "stale", reasons)
     if nearest is not None:
         return nearest
     hint = f"run: {asked.commands.build()}"

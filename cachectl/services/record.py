@@ -27,6 +27,7 @@ from cachectl.schemas.entry import EntryManifest
 from cachectl.schemas.keying import is_secret_name
 from cachectl.schemas.report import ReasonModel, RecordReport
 from cachectl.services.build import built_entry, publication_of, ready_set
+from cachectl.services.build_parts import in_own_cut
 from cachectl.services.init import init_store
 from cachectl.services.plan import LineState, known_absences, plan_lines
 from cachectl.services.request import RecipeRequest, read_request
@@ -101,7 +102,8 @@ class _Run:
         drafts = [draft for draft in drafts if draft.refused is None]
         if not drafts:
             return
-        request = read_request(recipe)
+        # Its ranks are started here, whatever started exec.
+        request = in_own_cut(read_request(recipe), {})
         recorded = Job.read(self.folder / "job.json")
         if (request.request, request.document) != (recorded.request, recorded.recipe):
             hint = "recipe or toolchain changed while the program ran: run it again"
@@ -227,6 +229,7 @@ def _job(request: RecipeRequest, folder: Path, wanted: set[int] | None = None, l
         world_size=request.world_size,
         logs=logs if request.world_size > 1 else (),
         meeting=f"{bare_hex(request.loaded.digest)}/record",
+        ranks_per_node=request.ranks_per_node,
     )
 
 

@@ -107,12 +107,14 @@ class Recording:
 def open_recording(command: Sequence[str]) -> Iterator[Recording]:
     """Yield the recording of one run; its folder goes afterwards. Raises ConfigError: there is no room for it."""
     try:
-        with tempfile.TemporaryDirectory(prefix="cachectl-record.") as folder:
-            yield Recording(Path(folder), tuple(command))
+        # What CMD left running may write its notes while they are deleted.
+        made = tempfile.TemporaryDirectory(prefix="cachectl-record.", ignore_cleanup_errors=True)
     except OSError as error:
         raise ConfigError(
             f"record needs a folder for its notes: {error.strerror}", hint="free space, or set TMPDIR"
         ) from error
+    with made as folder:
+        yield Recording(Path(folder), tuple(command))
 
 
 def refuse_early(path: Path | None, command: Sequence[str], *, name: str | None, force: bool) -> None:

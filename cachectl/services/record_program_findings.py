@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -122,6 +122,7 @@ def find_program(notes: Sequence[Mapping[str, Any]]) -> Findings | tuple[str, ..
     world_size = max((note["world_size"] or 1 for note in ranks), default=1)
     if len({_rank_of(note) for note in ranks}) < len(ranks):
         warnings.append("several processes of one rank compile: the recipe says what the first of them does")
+    warnings += _one_device(ranks)
     methods = _methods(ranks, warnings)
     if not methods:
         return tuple(dict.fromkeys(warnings))
@@ -171,6 +172,21 @@ def _rank_of(note: Mapping[str, Any]) -> int:
         return int(note["rank"])
     given = [method["global_rank"] for method in note["methods"] if "global_rank" in method]
     return int(given[0]) if given else 0
+
+
+def _one_device(ranks: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Say which ranks run on one device: in a build each has its own, and what names one is cold on another."""
+    ranks_of: dict[int, set[int]] = {}
+    for note in ranks:
+        devices = [call.get("device") for method in note["methods"] for call in method["calls"]]
+        if devices and devices[0] is not None:
+            ranks_of.setdefault(devices[0], set()).add(_rank_of(note))
+    for device, numbers in sorted(ranks_of.items()):
+        if len(numbers) > 1:
+            yield (
+                f"ranks {', '.join(map(str, sorted(numbers)))} all run on device {device}, and a build gives each rank "
+                "one of its own: call torch.npu.set_device(local_rank) before the model is made, or starts are cold"
+            )
 
 
 def _methods(ranks: Sequence[Mapping[str, Any]], warnings: list[str]) -> list[FoundMethod]:

@@ -29,7 +29,8 @@ HASH_SEEDS = ("1", "2")
 class RecipeRequest:
     """A recipe as this machine would build it: its request, the ranks' environment, and what is not known.
 
-    `unknown` are beginnings of the toolchain's names that a rehearsal can't know.
+    `unknown` are beginnings of the toolchain's names that a rehearsal can't know. `ranks_per_node` is the cut into
+    nodes for which entries are asked, None where it does not matter or nobody knows.
     """
 
     loaded: LoadedRecipe
@@ -39,6 +40,7 @@ class RecipeRequest:
     roots: Mapping[str, Path]
     missing: tuple[Reason, ...]
     unknown: tuple[str, ...] = ()
+    ranks_per_node: int | None = None
 
     @property
     def world_size(self) -> int:
@@ -67,6 +69,7 @@ class RecipeRequest:
             environ=self.environ,
             commands=Commands(str(self.loaded.path), str(store)),
             unknown=self.unknown,
+            ranks_per_node=self.ranks_per_node,
         )
 
 

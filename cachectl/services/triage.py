@@ -204,7 +204,11 @@ class _Ladder:
         except BuildError as error:
             self._judge_files(judged, job, phase)
             if judged.verdict not in ("failed", "differs"):
-                judged.add("failed", [_of_error(error, job, phase, self.request.roots)])
+                found = _of_error(error, job, phase, self.request.roots)
+                # Nobody can read a log that goes with this process.
+                gone = rf"see {re.escape(str(self.folder))}[^\s,]*"
+                advice = re.sub(gone, "run it again with --keep FOLDER, where its log stays", found.next)
+                judged.add("failed", [found.model_copy(update={"next": advice})])
             return False
         if phase != "record":
             self._judge_files(judged, job, phase)

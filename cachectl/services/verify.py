@@ -23,6 +23,7 @@ from cachectl.schemas.canonical import DIGEST_PREFIX
 from cachectl.schemas.recipe_reading import load_recipe
 from cachectl.schemas.report import Finding, FindingKind, VerifyReport
 from cachectl.store.blobs import BlobStore
+from cachectl.store.drafts import drafted_blobs
 from cachectl.store.layout import StoreLayout
 from cachectl.store.lines import noted_blobs
 from cachectl.store.manifest import ManifestRepo
@@ -190,7 +191,7 @@ class _Check:
     def extra(self, found: dict[str, StoredEntry]) -> None:
         """Find blobs that no manifest names, and files that no blob can be; only sensible over the whole store."""
         named = {item.digest for entry in found.values() for item in entry.files} | self._bases
-        named |= noted_blobs(self.layout)
+        named |= noted_blobs(self.layout) | drafted_blobs(self.layout)
         named |= {base for digest in named if (base := self._base_of(digest)) is not None}
         if self._baseless or any(
             finding.kind in ("corrupt-blob", "unreadable-artifact") and finding.path is not None

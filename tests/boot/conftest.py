@@ -49,4 +49,4 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     ):
         pytest.skip("needs the right to mount")
     yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)

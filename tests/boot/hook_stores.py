@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from cachectl.schemas.boot import BootRecord
@@ -27,6 +28,17 @@ def overwrite(path: Path, data: bytes) -> None:
     """Replace a stored file's bytes, read-only as it is."""
     path.unlink()
     path.write_bytes(data)
+
+
+def uid_of_nobody() -> int:
+    """Return a uid as a container gets one: no passwd entry, and no other test's folder below /var/tmp has its number.
+
+    Tests of several processes, or of several checkouts, run at once, and one that was killed leaves its folder.
+    """
+    uid = 1_002_000_000 + os.getpid() % 900_000
+    while Path(f"/var/tmp/cachectl-{uid}").exists():
+        uid += 1_000_000
+    return uid
 
 
 def handouts(folder: Path) -> list[Path]:

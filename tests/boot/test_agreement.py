@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import json
 import os
-import socket
+import re
+import signal
 import subprocess
 import sys
 import threading
 import time
 import types
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +46,7 @@ def forker() -> Iterator[subprocess.Popen[str]]:
     yield process
     assert process.stdin is not None
     process.stdin.close()
-    process.wait(60)
+    process.wait(240)
     assert process.stdout is not None
     process.stdout.close()
 
@@ -54,9 +56,8 @@ def world(forker: subprocess.Popen[str]) -> World:
     """Run a world of ranks: what all have in common, then what each has of its own. Return what each found."""
 
     def run(size: int, each: dict[int, dict[str, Any]] | None = None, **common: Any) -> list[Any]:
-        port = _free_port()
         ranks = [
-            {"holders": BOTH, **common, **(each or {}).get(rank, {}), "rank": rank, "world": size, "port": port}
+            {"holders": BOTH, **common, **(each or {}).get(rank, {}), "rank": rank, "world": size}
             for rank in range(size)
         ]
         assert forker.stdin is not None
@@ -99,11 +100,11 @@ def test_ranks_that_are_all_ready_start_warm(world: World, size: int) -> None:
 )
 def test_one_rank_that_is_cold_makes_all_cold_at_once(world: World, cold: dict[str, Any], own: str) -> None:
     """Whatever stands against one rank: the others drop what they loaded, name that rank, and wait for no time-out."""
-    found = world(3, {1: cold}, holders={"decode": [0, 1, 2]}, timeout_s=20.0)
+    found = world(3, {1: cold}, holders={"decode": [0, 1, 2]}, timeout_s=120.0)
 
     assert [("cold", 1)] * 3 == verdicts(found)
     assert [["cold"]] * 3 == [rank["values"] for rank in found]
-    assert all(max(rank["seconds"]) < 5 for rank in found)
+    assert all(max(rank["seconds"]) < 60 for rank in found)
     for rank in (0, 2):
         (reason,) = found[rank]["reasons"]
         assert ["agreement", "rank 1"] == reason[:2]
@@ -143,22 +144,22 @@ def test_later_case_that_does_not_hold_is_cold_on_its_own_rank(world: World) -> 
 @pytest.mark.real
 def test_rank_that_is_too_late_finds_all_cold(world: World) -> None:
     """Who waited long enough writes cold; the late rank, ready itself, is bound by it."""
-    found = world(3, {2: {"fate": "late", "seconds": 2.5}}, holders={"decode": [0, 1, 2]}, timeout_s=1.0)
+    late = {"fate": "late", "after": "decision"}
+    found = world(3, {2: late}, holders={"decode": [0, 1, 2]}, timeout_s=1.0)
 
     assert 1 == len(set(verdicts(found)))
     (verdict,) = set(verdicts(found))
     assert "cold" == verdict[0]
     assert verdict[1] in (0, 1)
     assert [["cold"]] * 3 == [rank["values"] for rank in found]
-    assert all(found[rank]["seconds"][0] < 2.4 for rank in (0, 1))
-    assert any("ranks [2] not ready" in reason[2] for reason in found[verdict[1]]["reasons"])
+    assert any(re.search(r"ranks \[(\d, )?2\] not ready", reason[2]) for reason in found[verdict[1]]["reasons"])
     assert ["agreement", f"rank {verdict[1]}"] == found[2]["reasons"][0][:2]
 
 
 @pytest.mark.real
 def test_rank_that_is_late_within_the_time_is_waited_for(world: World) -> None:
     """A rank may be later than others by what is left of the deadline."""
-    found = world(2, {1: {"fate": "late", "seconds": 1.0}}, timeout_s=20.0)
+    found = world(2, {1: {"fate": "late", "after": 1, "seconds": 1.0}})
 
     assert [["warm b2"]] * 2 == [rank["values"] for rank in found]
     assert found[0]["agreement"][0]["seconds"] > 0.5
@@ -173,13 +174,13 @@ def test_rank_that_dies_before_it_voted_makes_the_others_cold_in_time(world: Wor
     alive = [found[0], found[2]]
     assert 1 == len(set(verdicts(alive)))
     assert [["cold"]] * 2 == [rank["values"] for rank in alive]
-    assert all(rank["seconds"][0] < 2.4 for rank in alive)
+    assert all(rank["seconds"][0] < 30 for rank in alive)
 
 
 @pytest.mark.real
 def test_rank_that_dies_while_waiting_leaves_one_verdict_for_the_others(world: World) -> None:
     """Its vote stands: the living are all warm, or all cold."""
-    each = {1: {"fate": "dies waiting", "seconds": 0.3}, 2: {"fate": "late", "seconds": 1.0}}
+    each = {1: {"fate": "dies waiting"}, 2: {"fate": "late", "after": 2, "seconds": 0.5}}
     found = world(3, each, holders={"decode": [0, 1, 2]})
 
     assert found[1] is None
@@ -189,14 +190,14 @@ def test_rank_that_dies_while_waiting_leaves_one_verdict_for_the_others(world: W
 @pytest.mark.real
 def test_store_that_dies_makes_its_ranks_cold_with_the_reason(world: World) -> None:
     """The process that held the store is gone: nobody can agree, and nobody waits."""
-    each = {0: {"fate": "dies waiting", "seconds": 0.3, "holds_store": True}, 2: {"fate": "late", "seconds": 1.0}}
-    found = world(3, each, holders={"decode": [0, 1, 2]}, timeout_s=20.0)
+    each = {0: {"fate": "dies waiting", "holds_store": True}, 2: {"fate": "late", "after": "store"}}
+    found = world(3, each, holders={"decode": [0, 1, 2]}, timeout_s=120.0)
 
     assert found[0] is None
     assert [("cold", None)] * 2 == verdicts([found[1], found[2]])
     assert [["cold"]] * 2 == [found[rank]["values"] for rank in (1, 2)]
     assert ["agreement", "store"] == found[1]["reasons"][0][:2]
-    assert all(found[rank]["seconds"][0] < 5 for rank in (1, 2))
+    assert all(found[rank]["seconds"][0] < 60 for rank in (1, 2))
 
 
 @pytest.mark.real
@@ -213,17 +214,17 @@ def test_ranks_with_other_warm_sets_are_cold(world: World) -> None:
 def test_method_of_some_ranks_only_is_agreed_on_by_those(world: World) -> None:
     """Ranks that don't have a method are not waited for."""
     holders = {"decode": [0, 1], "draft": [2]}
-    found = world(3, {2: {"calls": [["draft", "b4"]]}}, holders=holders, timeout_s=20.0)
+    found = world(3, {2: {"calls": [["draft", "b4"]]}}, holders=holders, timeout_s=120.0)
 
     assert [["warm b2"], ["warm b2"], ["warm b4"]] == [rank["values"] for rank in found]
     assert [("warm", 2)] == verdicts([found[2]])
-    assert all(max(rank["seconds"]) < 5 for rank in found)
+    assert all(max(rank["seconds"]) < 60 for rank in found)
 
 
 @pytest.mark.real
 def test_rank_that_calls_what_it_does_not_hold_makes_the_method_cold(world: World) -> None:
     """A rank that compiles a method beside ranks that are warm would keep them waiting: it says so."""
-    found = world(3, {0: {"fate": "late", "seconds": 1.0}}, timeout_s=20.0)
+    found = world(3, {0: {"fate": "late", "after": "decision"}})
 
     assert [("cold", 2)] * 3 == verdicts(found)
     assert [["cold"]] * 3 == [rank["values"] for rank in found]
@@ -236,7 +237,7 @@ def test_methods_in_another_order_on_each_rank_do_not_deadlock(world: World) -> 
     orders = [[["decode", "b2"], ["draft", "b2"]], [["draft", "b2"], ["decode", "b2"]]]
     found = world(2, {rank: {"calls": calls} for rank, calls in enumerate(orders)}, holders=holders, timeout_s=1.0)
 
-    assert all(sum(rank["seconds"]) < 2.5 for rank in found)
+    assert all(sum(rank["seconds"]) < 30 for rank in found)
     methods = [dict(zip((name for name, _ in orders[rank]), found[rank]["values"], strict=True)) for rank in (0, 1)]
     assert methods[0] == methods[1]
     assert "cold" in methods[0].values()
@@ -265,7 +266,7 @@ def test_observing_rank_that_would_be_cold_is_told_by_all(world: World) -> None:
 @pytest.mark.real
 def test_rank_that_only_observes_does_not_leave_the_others_warm(world: World) -> None:
     """It runs cold on purpose, and nobody is to wait for it in a collective."""
-    found = world(2, {0: {"fate": "late", "seconds": 0.5}, 1: {"observe": True, "timeout_s": 1.0}})
+    found = world(2, {0: {"fate": "late", "after": "decision"}, 1: {"observe": True, "timeout_s": 1.0}})
 
     assert [["cold"]] * 2 == [rank["values"] for rank in found]
     assert ("cold", 1) == verdicts(found)[0]
@@ -308,7 +309,7 @@ class Model:
 def agreement(kind: type, ranks: Ranks, patience: Patience | None = None, **environ: str) -> MethodAgreement:
     """Return a rank's agreement on the decode method of a class."""
     method: types.MethodType = kind().decode
-    return MethodAgreement(method, ranks, patience or Patience(0.5), environ)
+    return MethodAgreement(method, ranks, patience or Patience(60.0), environ)
 
 
 def own_set(*ranks: int) -> HandedSet:
@@ -360,12 +361,19 @@ def test_settle_each_restart_of_one_store_has_keys_of_its_own() -> None:
 def test_settle_vote_of_an_earlier_start_is_cold_on_every_rank() -> None:
     """Where a store serves two starts of one name, half a vote is not counted with half of another one."""
     store = MemoryStore()
-    names = [agreement(type("Model", (Model,), {"__qualname__": "Stale"}), Ranks(0, store)) for _ in range(2)]
-    names[1]._keys = names[0]._keys
-    names[0].settle(own_set(0, 1), ())
+    kind = type("Model", (Model,), {"__qualname__": "Stale"})
+    names = [agreement(kind, Ranks(rank, store)) for rank in (0, 1, 0)]
+    for later in names[1:]:
+        later._keys = names[0]._keys
+    both = [threading.Thread(target=name.settle, args=(own_set(0, 1), ())) for name in names[:2]]
+    for thread in both:
+        thread.start()
+    for thread in both:
+        thread.join()
+    assert names[0].against is None
     store.values.pop(names[0]._keys + "decision")
 
-    against = names[1].settle(own_set(0, 1), ())
+    against = names[2].settle(own_set(0, 1), ())
 
     assert against is not None
     assert ("agreement", "vote") == (against.part, against.name)
@@ -373,16 +381,17 @@ def test_settle_vote_of_an_earlier_start_is_cold_on_every_rank() -> None:
 
 def test_settle_store_that_does_not_answer_is_cold_within_the_patience() -> None:
     """A client of torch's waits for an answer without end; the call does not."""
+    answers = threading.Event()
 
     class Silent(MemoryStore):
         def check(self, keys: list[str]) -> bool:
-            time.sleep(5)
-            return False
+            return answers.wait(120)
 
     started = time.monotonic()
     against = agreement(Model, Ranks(0, Silent()), Patience(1.2)).settle(own_set(0, 1), ())
 
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 60
+    answers.set()
     assert against is not None
     assert ("agreement", "store", "no answer in 1.2 s") == (against.part, against.name, against.wanted)
 
@@ -427,32 +436,61 @@ def test_settle_verdict_of_another_set_is_cold() -> None:
 def test_settle_interrupted_goes_on_with_the_vote_it_gave() -> None:
     """Ctrl-C while waiting passes through; the next call waits on, and votes no second time."""
     kind, store = type("Model", (Model,), {"__qualname__": "Interrupted"}), MemoryStore()
-    mine = agreement(kind, Ranks(0, store), Patience(10.0))
-    other = agreement(kind, Ranks(1, store), Patience(10.0))
+    mine, other = agreement(kind, Ranks(0, store)), agreement(kind, Ranks(1, store))
     other._keys = mine._keys
-    main = threading.get_ident()
-    timer = threading.Timer(0.2, _interrupt, (main,))
-    timer.start()
-    with pytest.raises(KeyboardInterrupt):
+
+    with _interrupted_once(lambda: store.check([mine._keys + "vote/0"])), pytest.raises(KeyboardInterrupt):
         mine.settle(own_set(0, 1), ())
-    threading.Timer(0.2, other.settle, (own_set(0, 1), ())).start()
+    # Late enough that a second vote would come before.
+    late = threading.Timer(0.5, other.settle, (own_set(0, 1), ()))
+    late.start()
 
     assert mine.settle(own_set(0, 1), ()) is None
+    late.join()
     assert mine.report() is not None
+    assert b"1" == store.values[mine._keys + "vote/0"]
+
+
+def test_settle_interrupted_as_it_begins_goes_on_with_the_exchange_it_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that is only about to run has begun: there is no second one beside it, and no second vote."""
+    kind, store = type("Model", (Model,), {"__qualname__": "Beginning"}), MemoryStore()
+    mine, other = agreement(kind, Ranks(0, store)), agreement(kind, Ranks(1, store))
+    other._keys = mine._keys
+    start, begun = threading.Thread.start, []
+
+    def start_interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        begun.append(thread)
+        if len(begun) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", start_interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        mine.settle(own_set(0, 1), ())
+    monkeypatch.undo()
+    # Late enough that a second vote would come before.
+    late = threading.Timer(0.5, other.settle, (own_set(0, 1), ()))
+    late.start()
+
+    assert mine.settle(own_set(0, 1), ()) is None
+    late.join()
     assert b"1" == store.values[mine._keys + "vote/0"]
 
 
 def test_patience_is_one_for_all_methods() -> None:
     """Methods that wait one after the other wait no longer than the deadline together."""
-    patience = Patience(1.0)
+    patience, bounds = Patience(2.0), []
 
     for _ in range(3):
-        started = time.monotonic()
-        agreement(Model, Ranks(0, MemoryStore()), patience).settle(own_set(0, 1), ())
-    last = time.monotonic() - started
+        against = agreement(Model, Ranks(0, MemoryStore()), patience).settle(own_set(0, 1), ())
+        assert against is not None
+        # "all ready in 2.0 s", or "no answer in 2.0 s" where this process was too slow to say so itself.
+        bounds.append(float(str(against.wanted).split()[-2]))
 
-    assert patience.left_s < 0.1
-    assert last < 0.2
+    assert 2.0 == bounds[0]
+    # A tenth is kept each time for the last word.
+    assert bounds[1] <= 0.3
+    assert bounds[2] <= 0.1
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("", 30.0), ("2.5", 2.5), ("0", 0.0), (" 7 ", 7.0)])
@@ -474,14 +512,32 @@ def test_patience_that_can_not_be_read_is_cold_with_the_setting_named(text: str)
     assert ("policy", TIMEOUT_VARIABLE, text) == (against.part, against.name, against.wanted)
 
 
-def _interrupt(thread: int) -> None:
-    import signal
+@contextmanager
+def _interrupted_once(due: Callable[[], bool]) -> Iterator[None]:
+    """Interrupt this thread once `due` says so.
 
-    signal.pthread_kill(thread, signal.SIGINT)
+    Signal after signal until one has arrived: of a signal that comes between Python's last look and a system call that
+    waits, nothing is seen before the wait is over.
+    """
+    arrived, here = threading.Event(), threading.get_ident()
 
+    def interrupt(number: int, frame: types.FrameType | None) -> None:
+        if not arrived.is_set():
+            arrived.set()
+            raise KeyboardInterrupt
 
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
+    def send() -> None:
+        while not due():
+            time.sleep(0.01)
+        while not arrived.wait(0.1):
+            signal.pthread_kill(here, signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    sender = threading.Thread(target=send, daemon=True)
+    sender.start()
+    try:
+        yield
+    finally:
+        arrived.set()
+        sender.join()
+        signal.signal(signal.SIGINT, before)

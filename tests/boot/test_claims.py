@@ -26,10 +26,10 @@ if sys.argv[2:] == ["forked"]:
     claim(Path(sys.argv[1]))
     if os.fork() == 0:
         print("held", flush=True)
-        time.sleep(60)
+        time.sleep(600)
     os._exit(0)
 print(claim(Path(sys.argv[1])) or "held", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -106,7 +106,7 @@ def test_sweep_unused_handouts_stay_an_hour(warm: WarmDir) -> None:
 
 def test_sweep_unused_handouts_are_counted(warm: WarmDir) -> None:
     """Starts that die before they read their hand-out must not fill the node either."""
-    folders = [lay(warm, age_s=number) for number in range(UNUSED_KEPT + 3)]
+    folders = [lay(warm, age_s=20 * number) for number in range(UNUSED_KEPT + 3)]
 
     assert 3 == swept(warm)
     assert folders[:UNUSED_KEPT] == [folder for folder in folders if folder.exists()]
@@ -181,7 +181,7 @@ def test_sweep_never_takes_what_a_process_holds(warm: WarmDir, how: tuple[str, .
         assert 0 == swept(warm)
         os.killpg(process.pid, 9)
         process.wait()
-        deadline_s = time.monotonic() + 10
+        deadline_s = time.monotonic() + 120
         while swept(warm) == 0 and time.monotonic() < deadline_s:
             time.sleep(0.01)
     assert not folder.exists()
@@ -212,7 +212,7 @@ def test_sweep_leaves_links_files_and_strangers(warm: WarmDir, tmp_path: Path) -
 def test_sweep_folder_without_a_claim_goes_by_its_age(warm: WarmDir) -> None:
     """What an older version left has none; what is about to get one is moments old."""
     (warm.root / "handouts").mkdir(mode=0o700)
-    for name, age_s in (("old", 90000), ("young", 80000), (".old", 90), (".young", 30)):
+    for name, age_s in (("old", 90000), ("young", 80000), (".old", 90), (".young", 0)):
         (warm.root / "handouts" / name).mkdir()
         os.utime(warm.root / "handouts" / name, (time.time() - age_s,) * 2)
 
@@ -234,7 +234,7 @@ def test_sweep_of_many_hooks_at_once_is_one(warm: WarmDir) -> None:
     assert 1 == sweep(warm.root, remove_tree)
     lay(warm, whole=False)
 
-    assert 0 == sweep(warm.root, remove_tree)
+    assert 0 == sweep(warm.root, remove_tree, now_s=(warm.root / ".swept").stat().st_mtime + 1)
     os.utime(warm.root / ".swept", (time.time() + 1e6,) * 2)
     assert 1 == sweep(warm.root, remove_tree)
 
@@ -269,6 +269,20 @@ def test_claim_of_a_handout_that_goes_is_refused(warm: WarmDir) -> None:
     assert "it is being removed" == against
     remove_tree(folder)
     assert "it is gone" == claim(folder)
+
+
+def test_claim_of_a_handout_that_is_only_looked_at_waits(warm: WarmDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sweep that finds it whole lets go of it: no reason to start cold."""
+    folder = lay(warm)
+    descriptor = os.open(folder / ".claim", os.O_RDWR)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    monkeypatch.setattr(time, "sleep", lambda _: fcntl.flock(descriptor, fcntl.LOCK_UN))
+
+    against = claim(folder)
+
+    os.close(descriptor)
+    release(folder)
+    assert against is None
 
 
 def test_claim_of_a_handout_that_was_removed_meanwhile_is_refused(

@@ -614,7 +614,7 @@ def test_hook_no_recipe_named_cold(made: MadeStore) -> None:
         env=made.hook_environ(),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         check=False,
     )
 
@@ -695,7 +695,7 @@ def test_hook_nobody_listens_exits_0(made: MadeStore, redirect: str) -> None:
         env=made.hook_environ(),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         check=False,
     )
 
@@ -840,7 +840,7 @@ def test_hook_bare_interpreter_warm(tmp_path: Path, version: str) -> None:
     program = f"import sys; sys.path[:0] = {made.hook_environ()['PYTHONPATH'].split(os.pathsep)!r}\n"
     tell = f"{program}import json; from cachectl.identity.toolchain import toolchain_part\n"
     tell += f"print(json.dumps(toolchain_part({{}}, simulated=True, search_path=[{str(made.site)!r}])[0]))"
-    told = subprocess.run([*python, tell], capture_output=True, text=True, timeout=60, check=True)
+    told = subprocess.run([*python, tell], capture_output=True, text=True, timeout=200, check=True)
     toolchain = json.loads(told.stdout)
     made.publish(request={"toolchain": toolchain})
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cachectl.schemas.canonical import digest_bytes
-from tests.boot.hook_stores import handouts, manifest_of, overwrite, record_of
+from tests.boot.hook_stores import handouts, manifest_of, overwrite, record_of, uid_of_nobody
 from tests.stores import MadeStore, make_store
 
 # Runs the hook as another user. The interpreter itself may lie where that user can't look, so all is imported before.
@@ -93,7 +93,7 @@ def test_hook_damaged_blob_cold(made: MadeStore, damage: Callable[[Path], None],
     """Bytes that aren't what was published are never handed out, and nothing hangs (field reports D4, D6, D8, P9)."""
     damage(made.blob())
 
-    hooked = made.hook(timeout_s=20)
+    hooked = made.hook()
 
     assert ("cold", kind, 0) == (hooked.outcome, hooked.against[0][2], hooked.returncode)
     assert 1 == len(hooked.against)
@@ -107,7 +107,7 @@ def test_hook_damaged_manifest_cold(made: MadeStore, damage: Callable[[Path], No
     """A manifest is what the digest in its name says, or the set is not used."""
     damage(manifest_of(made))
 
-    hooked = made.hook(timeout_s=20)
+    hooked = made.hook()
 
     assert ("cold", [kind]) == (hooked.outcome, [kind for _, _, kind in hooked.against])
     assert [] == handouts(made.warm_dir) if made.warm_dir.exists() else True
@@ -122,7 +122,7 @@ def test_hook_damaged_record_cold(made: MadeStore, which: str, damage: Callable[
     path = {"record": record, "pointer": pointer, "mark": made.layout.mark}[which]
     damage(path)
 
-    hooked = made.hook(timeout_s=20)
+    hooked = made.hook()
 
     assert ("cold", 0) == (hooked.outcome, hooked.returncode)
     assert 1 == len(hooked.against)
@@ -284,9 +284,8 @@ def test_hook_store_unreadable_cold(open_made: MadeStore, place: str) -> None:
 @needs_root
 def test_hook_uid_without_passwd_entry_and_home_warm(open_made: MadeStore) -> None:
     """A random container uid gets its own folder below /var/tmp, named by its number (field reports P4, P6)."""
-    uid = 1002700000
+    uid = uid_of_nobody()
     folder = Path(f"/var/tmp/cachectl-{uid}")
-    assert not folder.exists()
     try:
         outcome, against, cache_dir = as_uid(open_made, uid, HOME=None, CACHECTL_WARM_DIR=None)
 
@@ -405,7 +404,8 @@ def test_hook_deadline_passed_cold(tmp_path: Path) -> None:
     hooked = made.hook("--deadline", "0.01")
 
     assert ("cold", [("policy", "deadline", "policy")]) == (hooked.outcome, hooked.against)
-    assert [] == handouts(made.warm_dir) if made.warm_dir.exists() else True
+    # One that was too slow even to tidy up was killed; what it left is half of a hand-out, and the next sweep's.
+    assert [] == list(made.warm_dir.glob("handouts/*/handout.json"))
     assert "warm" == made.hook().outcome
 
 
@@ -413,7 +413,7 @@ def test_hook_fifo_as_recipe_cold(made: MadeStore) -> None:
     """Nobody writes into it; the hook doesn't wait."""
     plant_fifo(made.recipe)
 
-    hooked = made.hook(timeout_s=20)
+    hooked = made.hook()
 
     assert ("cold", [("policy", "recipe", "absent")]) == (hooked.outcome, hooked.against)
 

@@ -84,7 +84,7 @@ def kill_at_every_call(made: MadeStore, how: str, **environ: str) -> dict[str, A
         env=made.hook_environ(environ),
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=270,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -50,6 +50,7 @@ def busy(tmp_path: Path) -> MadeStore:
     return made
 
 
+@pytest.mark.timeout(900)
 def test_a_thousand_hooks_leave_the_store_byte_identical(busy: MadeStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Warm or cold, whatever they are asked: not a byte, a mode or a time stamp changes (field reports P13, S16)."""
     monkeypatch.syspath_prepend(str(busy.site))
@@ -128,7 +129,7 @@ def traced(busy: MadeStore) -> Callable[..., list[str]]:
             env={**busy.hook_environ(environ), "PYTHONDONTWRITEBYTECODE": "1"},
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=120,
+            timeout=280,
             check=True,
         )
         return [path for path in changed_paths(trace) if path != os.devnull]
@@ -140,6 +141,7 @@ def _has_strace() -> bool:
     return any(os.access(Path(folder) / "strace", os.X_OK) for folder in os.environ["PATH"].split(os.pathsep))
 
 
+@pytest.mark.timeout(900)
 def test_hooks_of_all_kinds_change_nothing_outside_the_warm_dir(
     busy: MadeStore, traced: Callable[..., list[str]]
 ) -> None:
@@ -160,6 +162,7 @@ def test_hooks_of_all_kinds_change_nothing_outside_the_warm_dir(
     assert any("cachectl.env" in path for path in warm)
 
 
+@pytest.mark.timeout(900)
 def test_exec_changes_nothing_outside_warm_dir_and_report(busy: MadeStore, traced: Callable[..., list[str]]) -> None:
     """Neither does exec: what its program writes is the program's, and the report is where it was asked for."""
     # The simulated CANN is compiled once a machine, elsewhere: not part of what is looked at.
@@ -196,7 +199,7 @@ def reports_of(processes: Sequence[subprocess.Popen[str]]) -> list[dict[str, obj
     """Return what they printed, once all have ended."""
     reports = []
     for process in processes:
-        printed, said = process.communicate(timeout=240)
+        printed, said = process.communicate(timeout=600)
         assert (0, "") == (process.returncode, said)
         reports.append(json.loads(printed))
     return reports
@@ -213,9 +216,11 @@ def refuse_torn(made: MadeStore, report: dict[str, object]) -> None:
         assert (Path(entry["path"]) / "kernels" / "common.run").read_bytes() == b"#!/bin/sh\n"
 
 
+@pytest.mark.timeout(900)
 def test_hooks_sixty_four_at_once_all_warm(made: MadeStore) -> None:
     """Hooks on one store and one empty warm dir don't disturb each other (field reports C8, C9, C14)."""
-    reports = reports_of(hook_processes(made, 64))
+    # They share the cores: together they take as long as sixty-four.
+    reports = reports_of(hook_processes(made, 64, "--deadline", "600"))
 
     assert ["warm"] * 64 == [report["outcome"] for report in reports]
     assert [[]] * 64 == [report["reasons"] for report in reports]
@@ -255,12 +260,14 @@ def test_hooks_beside_a_rebuild_loop_are_warm_and_whole(made: MadeStore) -> None
     builder.start()
     try:
         hooked = [made.hook() for _ in range(25)]
+        while len(builds) <= 5 and builder.is_alive():
+            hooked.append(made.hook())
     finally:
         stop.set()
         builder.join()
 
-    assert ["warm"] * 25 == [hook.outcome for hook in hooked]
-    assert [[]] * 25 == [hook.against for hook in hooked]
+    assert {"warm"} == {hook.outcome for hook in hooked}
+    assert [] == [reason for hook in hooked for reason in hook.against]
     for hook in hooked:
         refuse_torn(made, hook.report)
     assert len(builds) > 5

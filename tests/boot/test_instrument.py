@@ -56,7 +56,10 @@ class Loader:
     contexts: int = 0
     running: int = 0
     at_once: int = 0
+    # The same when the first run was over.
+    at_first: int = 0
     group: tuple[int, int] | None = None
+    devices: int | None = 8
     store: Any = field(default_factory=MemoryStore)
     stands: str = ""
     captured: Any = None
@@ -95,6 +98,11 @@ class Loader:
     def process_group(self) -> tuple[int, int] | None:
         return self.group
 
+    def device_count(self) -> int:
+        if self.devices is None:
+            raise RuntimeError("no device was found")
+        return self.devices
+
     def rendezvous_store(self) -> Any:
         return self.store
 
@@ -116,6 +124,7 @@ class Loader:
             self.running += 1
             self.at_once = max(self.at_once, self.running)
             time.sleep(self.load_s)
+            self.at_first = self.at_first or self.at_once
             self.running -= 1
             return text
 
@@ -378,12 +387,10 @@ def test_first_calls_from_many_threads_load_once_and_run_one_by_one(make: Callab
     """Nobody sees half a decision; the first run, in which a runtime captures its graph, has the case for itself."""
     made = make(Loader(load_s=0.02))
     start, results = threading.Barrier(8), []
-    at_first = []
 
     def run() -> None:
         start.wait()
         results.append(made.cached(TWO))
-        at_first.append(made.runtime.at_once)
 
     threads = [threading.Thread(target=run) for _ in range(8)]
     for thread in threads:
@@ -397,7 +404,7 @@ def test_first_calls_from_many_threads_load_once_and_run_one_by_one(make: Callab
         made.cached.cases[0].calls,
         made.cached.outcome,
     )
-    assert 1 == at_first[0]
+    assert 1 == made.runtime.at_first
 
 
 def test_artifact_at_another_folder_is_copied_whole_for_the_runtime(make: Callable[..., Made], tmp_path: Path) -> None:
@@ -695,6 +702,63 @@ def test_first_calls_of_two_cases_at_once_settle_on_one_set(make_sets: Callable[
 
     assert ["warm b2-b-slow"] * 4 + ["warm b4-b-slow"] * 4 == sorted(results)
     assert ("warm", [], 2) == (made.cached.outcome, made.cached.reasons, len(made.runtime.loads))
+
+
+@pytest.fixture
+def make_cuts(tmp_path: Path) -> Callable[..., Made]:
+    """Return a maker of rank 0's cached method in a world of four, which was handed a set of each cut into nodes."""
+
+    def build(environ: Mapping[str, str], devices: int | None = 8, order: tuple[int, ...] = (1, 2, 4)) -> Made:
+        sets = []
+        for each in order:
+            request = {**REQUEST, "topology": {"world_size": 4}}
+            topology = {"world_size": 4, "rank": 0}
+            entry = handed(
+                tmp_path / f"of-{each}", f"of-{each}", {"x": contiguous(2, 4), "n": 1, "flag": False}, topology=topology
+            )
+            sets.append(HandedSet(f"sha256:{each:064x}", request, (entry,), members((entry,)), ranks_per_node=each))
+        runtime, model = Loader(group=None, devices=devices), Model()
+        cached = CachedMethod(
+            model.decode,  # type: ignore[arg-type]
+            Handout("warm", tmp_path / "recipe.yaml", sets=tuple(sets)),
+            runtime,
+            dynamic=False,
+            options={},
+            new_cold_folder=lambda: tmp_path / "cold",
+            environ={"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "4", **environ},
+        )
+        return Made(model, runtime, cached)
+
+    return build
+
+
+@pytest.mark.parametrize("order", [(1, 2, 4), (4, 2, 1)])
+@pytest.mark.parametrize(
+    ("environ", "devices", "taken"),
+    [
+        ({"LOCAL_WORLD_SIZE": "2"}, 8, 2),
+        ({"LOCAL_WORLD_SIZE": "4"}, 4, 4),
+        ({"LOCAL_WORLD_SIZE": "1"}, 1, 1),
+        ({"LOCAL_WORLD_SIZE": "4"}, 1, 1),
+        ({"LOCAL_WORLD_SIZE": "4"}, 3, None),
+        ({"LOCAL_WORLD_SIZE": "4"}, None, None),
+        ({"LOCAL_WORLD_SIZE": "3"}, 8, None),
+        ({"LOCAL_WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "3"}, 8, None),
+        ({}, 8, None),
+    ],
+    ids=["two nodes", "one", "four", "own device", "few devices", "no answer", "unequal", "contradiction", "unknown"],
+)
+def test_rank_that_all_cuts_fit_takes_the_one_that_the_others_can_take(
+    make_cuts: Callable[..., Made],
+    environ: dict[str, str],
+    devices: int | None,
+    taken: int | None,
+    order: tuple[int, ...],
+) -> None:
+    """Rank 0 has device 0 in each cut: what it takes follows from what all ranks know, else it is the first one."""
+    made = make_cuts(environ, devices, order)
+
+    assert f"warm of-{order[0] if taken is None else taken}" == made.cached(TWO)
 
 
 def test_handout_of_another_key_version_is_cold(make: Callable[..., Made]) -> None:

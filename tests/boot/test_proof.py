@@ -84,6 +84,10 @@ def run_code() -> Any:
         (("B", ":len"), ["is", ["builtin", "builtins", "len"]], ["is", ["builtin", "builtins", "sum"]]),
         (("I:json",), ["is", ["module", "json"]], ["is", ["module", "sys"]]),
         (("L:self", "@type", "@classdict", ":decode"), ["present"], ["is", ["sentinel"]]),
+        (("G:Layer", "@subclasses"), ["length", 0], ["length", 1]),
+        (("L:self",), ["instance", __name__, "Model", True], ["instance", __name__, "Model", False]),
+        (("L:self",), ["instance", "collections.abc", "Sized", False], ["instance", "no.such.module", "Sized", False]),
+        (("G:Layer",), ["instance", __name__, "Layer", True], ["instance", __name__, "Layer.run", True]),
         (("L:self", ".options", "@key:1"), ["equals", "late"], ["equals", "gain"]),
         (("L:self", ".options", "@value:0"), ["equals", 1], ["equals", 2]),
         (("L:lengths",), ["later", 1], None),
@@ -96,6 +100,21 @@ def test_prove_a_fact_holds_or_fails(path: tuple[str, ...], holds: list[Any], fa
     assert (fails is not None) is proof_of(path, holds, **call).holds
     if fails is not None:
         assert not proof_of(path, fails, **call).holds
+
+
+def test_prove_an_object_of_slots_has_nothing_of_its_own_before_its_class() -> None:
+    """It has no dict that a method could be shadowed in: this held never, and such a model was never warm."""
+
+    class Lean:
+        __slots__ = ("gain",)
+
+        def run(self) -> int:
+            return 1
+
+    model = Model()
+    model.scale = Lean()
+
+    assert proof_of(("L:self", ".scale"), ["absent", "run"], model=model).holds
 
 
 def test_prove_reason_names_place_and_both_values() -> None:
@@ -327,6 +346,7 @@ FACTS: list[list[Any]] = [
     ["contains", "nope", True],
     ["has", "nope_at_all", True],
     ["absent", "nope"],
+    ["instance", "collections.abc", "Sized", True],
     ["methods", {"nope": ["sentinel"]}],
     ["tuple_iterator", 99],
     ["group", 0],

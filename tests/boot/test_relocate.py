@@ -35,7 +35,7 @@ def lay(tmp_path: Path, files: dict[str, bytes]) -> tuple[StoredEntry, Path]:
     entry = StoredEntry(key, "r", "decode", "b4", 0, {}, "npugraph_ex", "1", "Model/decode", tuple(items))
     handout = tmp_path / "handout"
     handout.mkdir(mode=0o700)
-    return entry, lay_down(blobs, entry, handout, deadline_s=time.monotonic() + 30, timing=Timing())
+    return entry, lay_down(blobs, entry, handout, deadline_s=time.monotonic() + 200, timing=Timing())
 
 
 def test_lay_down_static_kernel_cache_points_to_its_own_kernels(tmp_path: Path) -> None:

@@ -24,7 +24,8 @@ from cachectl.schemas.check import RULES, Finding
 from cachectl.schemas.recipe import Recipe
 from tests.zoo import DYNAMIC, GOOD, ZOO
 
-pytestmark = [pytest.mark.real, pytest.mark.slow]
+# One process compiles or traces all of it: minutes on a machine that others load.
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 PLANTED = Path(__file__).parent / "checking_zoo" / "planted.py"
 SOURCE = PLANTED.read_text().splitlines()
@@ -61,6 +62,7 @@ TABLE: dict[str, tuple[str, str, str]] = {
     "bad_backward": ("backward", "error", ".backward()"),
     "bad_gradients": ("backward", "warning", "return self.linear(x)"),
     "bad_fia_lengths": ("fia-lengths", "error", "npu_fused_infer_attention_score"),
+    "bad_fia_tensor": ("fia-lengths", "error", "npu_fused_infer_attention_score"),
     "bad_fia_air": ("fia-lengths", "error", "torch.ops.air"),
     "bad_recompile": ("recompile", "warning", "def bad_recompile"),
     "bad_simulated_operator": ("simulated-operator", "error", "npu_silu"),
@@ -75,6 +77,7 @@ TABLE: dict[str, tuple[str, str, str]] = {
 }
 # Where the rule's own would not help.
 REWRITES = {
+    "bad_fia_tensor": "lengths as list[int], one number a row, with dynamic: true",
     "bad_fia_air": "call torch_npu.npu_fused_infer_attention_score, with list[int] lengths and dynamic: true",
 }
 # Planted for another recipe than the static one.
@@ -180,7 +183,7 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=1500,
         check=False,
     )
     assert 0 == done.returncode, done.stderr[-3000:]
@@ -334,7 +337,7 @@ def test_factory_that_reads_values_is_made_for_real(tmp_path: Path) -> None:
         "check",
         environ=environment(os.environ),
         log_path=tmp_path / "log",
-        timeout_s=280,
+        timeout_s=1500,
         progress=lambda phase: None,
         rank=0,
     )

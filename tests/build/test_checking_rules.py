@@ -30,6 +30,7 @@ from cachectl.build.checking_trace import CaseTrace, rule_of_break
         ("Data-dependent branching\n  Explanation: Detected data-dependent branching", "tensor-branch"),
         ("Failed to trace builtin operator\n  builtin `print` with argument types ['str']", "print"),
         ("logging.Logger method not supported for non-export cases", "print"),
+        ("Cannot compare GetAttrVariable(LoggingLoggerVariable(), name)", "print"),
         ("Unsupported Tensor.backward() call", "backward"),
         ("Tensor.tolist() with non-integer tensor", "host-sync"),
         ("Could not guard on data-dependent expression u0 > 3", "host-sync"),
@@ -177,6 +178,72 @@ def test_reading_of_a_size_that_changes_adds_no_guard_of_its_own(tmp_path: Path)
     ).run()
 
     assert ["large-mask"] == [item["rule"] for item in findings.documents()]
+
+
+class _Layers(torch.nn.Module):
+    """Two layers that look their tables up by themselves, and attend in three operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Module() for _ in range(2))
+        for layer in self.layers:
+            layer.register_buffer("cos_cached", torch.zeros(8, 4))
+        self.gate = torch.nn.Linear(4, 4)
+
+    def each(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x * torch.index_select(layer.cos_cached, 0, positions.view(-1))
+        return x
+
+    def once(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        cos = torch.index_select(self.layers[0].cos_cached, 0, positions.view(-1))
+        for _ in self.layers:
+            x = x * cos
+        return x
+
+    def parts(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        heads = x[:, None]
+        weights = (heads @ heads.transpose(1, 2)).masked_fill(positions[:, None] > 8, -1.0).softmax(-1)
+        return weights.to(x.dtype) @ heads
+
+    def fused(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None])
+
+    def gated(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        return (self.gate(x).softmax(-1)[:, None] @ x[:, :, None]).squeeze(1)
+
+
+@pytest.mark.parametrize(
+    ("method", "rules"),
+    [
+        ("each", ["computed-rotary"]),
+        ("once", []),
+        ("parts", ["fused-attention"]),
+        ("fused", []),
+        ("gated", []),
+    ],
+)
+def test_work_that_each_layer_repeats_or_does_in_parts_is_advised_against(
+    tmp_path: Path, method: str, rules: list[str]
+) -> None:
+    """One lookup for all layers, one operator for attention; a gate's softmax is no attention."""
+    fakes, findings = FakeTensorMode(allow_non_fake_inputs=True), Findings(tmp_path)
+    with fakes:
+        model = _Layers()
+        inputs = {"x": torch.ones(2, 4), "positions": torch.zeros(2, dtype=torch.long)}
+    CaseTrace(
+        model,
+        getattr(model, method),
+        inputs,
+        name=method,
+        fakes=fakes,
+        places=Places({"recipe": tmp_path}),
+        findings=findings,
+        recipe={"compile": {"mode": "npugraph_ex", "dynamic": False}, "device": "npu"},
+    ).run()
+
+    advised = [item for item in findings.documents() if item["severity"] == "advice"]
+    assert rules == [item["rule"] for item in advised]
 
 
 def _read(module: fx.GraphModule, folder: Path, reading: GraphReading | None = None) -> list[dict[str, Any]]:

@@ -14,7 +14,8 @@ import pytest
 
 from tests.zoo import ZOO
 
-pytestmark = [pytest.mark.real, pytest.mark.slow]
+# One process compiles or traces all of it: minutes on a machine that others load.
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 OUTPUT, INPUT = ["output"], ["inputs['x']"]
 
@@ -31,7 +32,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=1500,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -136,7 +137,7 @@ def test_key_that_differs_from_process_to_process_is_refused(tmp_path: Path) -> 
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=1500,
         check=False,
     )
 

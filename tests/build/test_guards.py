@@ -19,8 +19,10 @@ import pytest
 
 from cachectl.identity.guards import sheet_digest
 
+# One process compiles or traces all of it: minutes on a machine that others load.
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(1800),
     pytest.mark.skipif(find_spec("torch") is None, reason="needs torch: make venv"),
 ]
 
@@ -44,7 +46,7 @@ def run_python(*arguments: str, seed: int, folder: Path = ZOO) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=280,
+        timeout=1500,
     )
     assert 0 == done.returncode, done.stderr[-4000:]
     return done.stdout

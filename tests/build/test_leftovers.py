@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 from cachectl.build.leftovers import MARK, end_marked
 
@@ -25,13 +26,13 @@ def start(value: str) -> subprocess.Popen[str]:
     return process
 
 
-def test_marked_processes_are_killed_and_others_are_not() -> None:
+def test_marked_processes_are_killed_and_others_are_not(tmp_path: Path) -> None:
     """The value counts whole: another build's processes run on."""
-    mine, others = start("/tmp/one"), start("/tmp/one.more")
+    mine, others = start(f"{tmp_path}/one"), start(f"{tmp_path}/one.more")
     try:
-        end_marked("/tmp/one")
+        end_marked(f"{tmp_path}/one")
 
-        assert (-9, None) == (mine.wait(10), others.poll())
+        assert (-9, None) == (mine.wait(240), others.poll())
     finally:
         others.kill()
         for process in (mine, others):
@@ -40,11 +41,11 @@ def test_marked_processes_are_killed_and_others_are_not() -> None:
             process.stdout.close()
 
 
-def test_nothing_marked_is_nothing_done() -> None:
+def test_nothing_marked_is_nothing_done(tmp_path: Path) -> None:
     """The usual case: it only looks."""
-    others = start("/tmp/somebody")
+    others = start(f"{tmp_path}/somebody")
 
-    end_marked("/tmp/nobody")
+    end_marked(f"{tmp_path}/nobody")
 
     assert others.poll() is None
     others.kill()

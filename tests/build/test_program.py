@@ -289,7 +289,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         input=json.dumps(CASES),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -9,7 +9,8 @@ import pytest
 
 from tests.zoo import BAD, Built
 
-pytestmark = [pytest.mark.real, pytest.mark.slow]
+# A build of all of it in one fixture: minutes on a machine that others load.
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 WORDS = {
     "bad_parameter_written": ("the step writes the parameter weight", "register what changes as a buffer"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,13 @@ def test_read_recompiles_leaves_out_what_is_none() -> None:
         ("L['self'].layers[0].n == 1", "", False, "recompile-attribute", "as an argument"),
         ("L['step'] == 1", "", False, "recompile-value", "compile.dynamic: true"),
         ("___check_obj_id(L['self'].cache, 1234)", "", False, "recompile-identity", "skip_guard_eval_unsafe=True"),
+        ("tensor 'x' dtype mismatch. expected Float, actual Half", "", False, "recompile-value", "cast it once"),
+        ("expected type of 'x' to be a tensor type, but found int", "", False, "recompile-value", "cast it once"),
+        ("___check_type_id(L['mask'], 94)", "", True, "recompile-value", "the same arguments"),
+        ("self.lazy is None", "", False, "recompile-attribute", "make it in __init__"),
+        ("L['mask'] is None", "", False, "recompile-value", "the same arguments"),
+        ('Duplicate tensors found: ["self.k", "self.v"]', "", False, "recompile-identity", "memory of its own"),
+        ("tensor 'x' requires_grad mismatch. expected requires_grad=0", "", False, "recompile-ambient", "grad mode"),
         ("GLOBAL_STATE changed: grad_mode", "", False, "recompile-ambient", "the same grad mode"),
         ("something nobody knows", "", False, "recompile", "skip_guard_eval_unsafe=True"),
     ],
@@ -88,7 +96,9 @@ def test_recompile_advice_goes_by_the_guard(guard: str, line: str, dynamic: bool
 
 def test_recompile_advice_never_skips_guards_on_a_value() -> None:
     """With another value the first graph would answer wrong."""
-    for guard in ("self.steps == 1", "L['n'] == 2", "len(x) == 1", "tensor 'x' size mismatch", "lengths[0] == 3"):
+    values = ("self.steps == 1", "L['n'] == 2", "len(x) == 1", "tensor 'x' size mismatch", "lengths[0] == 3")
+    kinds = ("tensor 'x' dtype mismatch", "L['mask'] is None", "___check_type_id(L['x'], 7)", "Duplicate tensors found")
+    for guard in (*values, *kinds):
         for dynamic in (False, True):
             _, advice = recompile_advice(Recompile("step", guard, None, FIA), dynamic=dynamic)
             assert "unsafe" not in advice
@@ -144,9 +154,12 @@ def test_attention_fault_is_not_every_error_near_it(text: str, line: str) -> Non
     [
         ("Unsupported Tensor.item() call with capture_scalar_outputs=False", "", "host-read", "rule 5"),
         ("aten._local_scalar_dense.default reads a tensor's value on the host", "", "host-read", "rule 5"),
+        ("Cannot compare GetAttrVariable(LoggingLoggerVariable(), name)", "", "print", "rule 11"),
+        ("TypeError: unhashable type: 'dict'", "", "stream", "rule 11"),
         ("Failed to trace builtin operator", 'print("y", y.shape)', "print", "rule 11"),
         ("generic_jump TensorVariable()", "if y.sum() > 0:", "branch", "rule 6"),
         ("Dynamic shape operator: aten.nonzero.default", "", "dynamic-shape", "rule 7"),
+        ("'>=' not supported between instances of 'ValuePack' and 'int'", "x[x > 0]", "dynamic-shape", "rule 7"),
         ("torch.npu.synchronize() can't be traced", "", "stream", "rule 11"),
         ("aten.randn.default can't be captured", "", "random", "rule 10"),
         ("Something new in the next torch", "", "graph-break", "model-rules"),
@@ -218,7 +231,18 @@ def test_user_place_is_the_innermost_of_the_models_own() -> None:
 
     assert "model.py:5 in decode" == user_place(frames, ROOTS)
     assert "torch/nn/modules/linear.py:9 in forward" == user_place(frames[2:], ROOTS)
+    assert "model.py:5 in decode" == user_place([*frames, (logging.__file__, 7, "getLogger")], ROOTS)
     assert user_place([], ROOTS) is None
+
+
+def test_user_frames_are_those_that_a_graph_under_interpretation_says() -> None:
+    """A backend that runs the graph's nodes raises in its own code, and FX adds where the node came from."""
+    text = (
+        "TypeError: '>=' not supported\n\nWhile executing %ge : [num_users=1] = ...\nOriginal traceback:\n"
+        '  File "/home/somebody/models/decoder/src/model.py", line 7, in decode\n    x = x[x > 0]\n        ^^^^^\n'
+    )
+
+    assert [("decode", 7, "x = x[x > 0]")] == [(frame.name, frame.lineno, frame.line) for frame in user_frames(text)]
 
 
 def test_user_frames_are_those_that_dynamo_says() -> None:

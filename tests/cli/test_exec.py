@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 from cachectl.execution import STARTUP
+from tests.cli.conftest import LONG_S
 from tests.stores import MadeStore, tree
 
 ECHO = "import os, sys; print(os.environ.get(sys.argv[1]))"
@@ -49,7 +49,7 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Run it to its end."""
     with start(made, *arguments, environ=environ, **options) as child:
-        out, err = child.communicate(timeout=60)
+        out, err = child.communicate(timeout=LONG_S)
     return subprocess.CompletedProcess(child.args, child.returncode, out, err)
 
 
@@ -103,7 +103,7 @@ def test_exec_forwards_signals(made: MadeStore, name: str) -> None:
         assert child.stdout is not None
         assert "ready\n" == child.stdout.readline()
         child.send_signal(getattr(signal, f"SIG{name}"))
-        out, _ = child.communicate(timeout=30)
+        out, _ = child.communicate(timeout=LONG_S)
 
     assert (9, f"got {name}\n") == (child.returncode, out)
 
@@ -114,7 +114,7 @@ def test_exec_command_that_dies_of_a_forwarded_signal(made: MadeStore) -> None:
         assert child.stdout is not None
         child.stdout.readline()
         child.terminate()
-        child.communicate(timeout=30)
+        child.communicate(timeout=LONG_S)
 
     assert 128 + signal.SIGTERM == child.returncode
 
@@ -123,8 +123,18 @@ def test_exec_interrupt_of_the_terminal_reaches_the_command_once(made: MadeStore
     """Ctrl-C goes to the whole foreground group; exec adds no second one."""
     import pty
 
-    script = "import signal, time; seen = []; signal.signal(2, lambda *_: seen.append(1)); print('ready', flush=True)"
-    script += "\nfor _ in range(30): time.sleep(0.02)\nprint('seen', len(seen), flush=True)"
+    # Ended by another signal through exec, which passes on what came to it first: a second one would be here by then.
+    script = (
+        "import signal, time\n"
+        "seen, over = [], []\n"
+        "signal.signal(signal.SIGINT, lambda *_: seen.append(1))\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: over.append(1))\n"
+        "print('ready', flush=True)\n"
+        "while not seen: time.sleep(0.01)\n"
+        "print('interrupted', flush=True)\n"
+        "while not over: time.sleep(0.01)\n"
+        "print('seen', len(seen), flush=True)\n"
+    )
     leader = (
         "import os, sys, fcntl, termios\n"
         "fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
@@ -143,9 +153,11 @@ def test_exec_interrupt_of_the_terminal_reaches_the_command_once(made: MadeStore
     with child:
         os.close(theirs)
         assert child.stdout is not None
-        child.stdout.readline()
+        assert "ready\n" == child.stdout.readline()
         os.write(ours, b"\x03")
-        out, _ = child.communicate(timeout=30)
+        assert "interrupted\n" == child.stdout.readline()
+        child.send_signal(signal.SIGUSR1)
+        out, _ = child.communicate(timeout=LONG_S)
     os.close(ours)
 
     assert (0, "seen 1\n") == (child.returncode, out)
@@ -210,7 +222,20 @@ def test_exec_imports_neither_click_nor_pydantic(made: MadeStore) -> None:
     done = run(made, "-q", "--", "true", python=("-S", "-X", "importtime"))
 
     assert 0 == done.returncode, done.stderr[-500:]
-    assert [] == [name for name in ("click", "pydantic", "yaml", "sqlalchemy", "rich") if f" {name}\n" in done.stderr]
+    heavy = (
+        "click",
+        "pydantic",
+        "yaml",
+        "sqlalchemy",
+        "rich",
+        "torch",
+        "torch_npu",
+        "numpy",
+        "cryptography",
+        "asyncio",
+    )
+    assert " cachectl.execution\n" in done.stderr
+    assert [] == [name for name in heavy if f" {name}\n" in done.stderr]
 
 
 def test_exec_disabled_runs_the_command_and_touches_no_file(made: MadeStore) -> None:
@@ -342,11 +367,13 @@ def test_exec_report_that_cant_be_written_is_one_line(made: MadeStore) -> None:
 
 def test_exec_report_is_there_while_the_command_runs(made: MadeStore) -> None:
     """Whoever watches the report finds one from the start, and nothing else is left beside it."""
-    with start(made, "-q", "--report", "report.json", "--", "sh", "-c", "echo ready; sleep 0.5") as child:
+    waits = "echo ready; until [ -e go ]; do sleep 0.05; done"
+    with start(made, "-q", "--report", "report.json", "--", "sh", "-c", waits) as child:
         assert child.stdout is not None
         child.stdout.readline()
         early = json.loads((made.folder / "report.json").read_text())
-        child.communicate(timeout=30)
+        (made.folder / "go").touch()
+        child.communicate(timeout=LONG_S)
 
     assert "unused" == early["outcome"]
     assert [] == list(made.folder.glob(".report*"))
@@ -360,13 +387,3 @@ def test_exec_store_is_unchanged(made: MadeStore) -> None:
     run(made, "--", "true")
 
     assert before == tree(made.layout.root)
-
-
-def test_exec_overhead_is_a_fraction_of_a_second(made: MadeStore) -> None:
-    """Before CMD starts stands one hook and nothing heavy; generous, a guard against an import gone astray."""
-    run(made, "-q", "--", "true")
-    started = time.monotonic()
-
-    run(made, "-q", "--", "true")
-
-    assert time.monotonic() - started < 5.0

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.cli.conftest import LONG_S
 from tests.cli.test_exec import report_of, run, start
 from tests.stores import MadeStore, tree
 
@@ -90,7 +91,7 @@ def test_record_server_that_exec_is_told_to_stop_publishes(made: MadeStore) -> N
         assert child.stdout is not None
         assert "ready\n" == child.stdout.readline()
         child.terminate()
-        child.communicate(timeout=60)
+        child.communicate(timeout=LONG_S)
 
     assert (143, [("policy", "record", "fault")]) == (child.returncode, named(recorded_of(made)))
 
@@ -100,12 +101,16 @@ def test_record_signal_stops_the_publishing(made: MadeStore, name: str) -> None:
     """Told to stop while it proves, exec stops that and exits with CMD's code; nothing of it is left running."""
     words = ("--record", "--report", "report.json", "--", "sh", "-c", LEAVE_FIFO)
     with start(made, *words) as child:
-        _await_publishing(child)
+        publishing = _await_publishing(child)
         child.send_signal(signal.Signals[name])
-        child.communicate(timeout=30)
+        child.communicate(timeout=LONG_S)
 
     assert (0, [("policy", "record", f"stopped by {name}")]) == (child.returncode, named(recorded_of(made)))
-    assert [] == _publishing(child.pid)
+    # By their numbers: the children of a process that is gone are somebody else's. What was killed goes in a moment.
+    deadline_s = time.monotonic() + LONG_S
+    while any(map(_publishes, publishing)):
+        assert time.monotonic() < deadline_s, "left running"
+        time.sleep(0.05)
 
 
 def test_record_damaged_draft_is_a_reason(made: MadeStore) -> None:
@@ -126,11 +131,12 @@ def test_record_timeout_that_is_no_time_is_refused(made: MadeStore, seconds: str
     assert f"--record-timeout {seconds}" in done.stderr
 
 
-def _await_publishing(child: subprocess.Popen[str]) -> None:
-    deadline_s = time.monotonic() + 30
-    while not _publishing(child.pid):
+def _await_publishing(child: subprocess.Popen[str]) -> list[int]:
+    deadline_s = time.monotonic() + LONG_S
+    while not (found := _publishing(child.pid)):
         assert time.monotonic() < deadline_s, "no publishing process"
         time.sleep(0.05)
+    return found
 
 
 def _publishing(pid: int) -> list[int]:
@@ -139,9 +145,16 @@ def _publishing(pid: int) -> list[int]:
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             parent = int(path.read_text().rpartition(")")[2].split()[1])
-            words = path.with_name("cmdline").read_bytes().split(b"\0")
         except (OSError, ValueError, IndexError):
             continue
-        if parent == pid and b"publish" in words:
+        if parent == pid and _publishes(int(path.parent.name)):
             found.append(int(path.parent.name))
     return found
+
+
+def _publishes(pid: int) -> bool:
+    """Say whether a process runs that publishes; one that ended and was not collected has no words any more."""
+    try:
+        return b"publish" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False

@@ -16,6 +16,7 @@ from cachectl.cli import diff, explain
 from cachectl.cli.output import Output
 from cachectl.schemas.canonical import digest_bytes
 from cachectl.schemas.report import DiffReport, ExplainReport, Nearest, ReasonModel
+from tests.cli.conftest import LONG_S
 from tests.stores import MadeStore, make_store
 
 KEY = digest_bytes(b"key")
@@ -43,7 +44,7 @@ def run(made: MadeStore, *arguments: str, **environ: str) -> subprocess.Complete
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=LONG_S,
         check=False,
     )
 

@@ -61,7 +61,7 @@ class Pod:
         found: Mapping[str, Any] = self.template["spec"]
         return found
 
-    def run(self, container: Mapping[str, Any], *, timeout_s: float = 240.0, **security: Any) -> Ended:
+    def run(self, container: Mapping[str, Any], *, timeout_s: float = 600.0, **security: Any) -> Ended:
         """Run one container to its end; `security` changes its security context."""
         context = {**self.spec.get("securityContext", {}), **container.get("securityContext", {}), **security}
         plan = {
@@ -157,7 +157,7 @@ def pod_of(
         yield Pod(template, image, volumes, base, injected or {})
     finally:
         for place in mounted:
-            subprocess.run(["umount", str(place)], check=True)
+            subprocess.run(["umount", "--lazy", str(place)], check=True)
         shutil.rmtree(base)
 
 

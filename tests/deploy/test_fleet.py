@@ -48,6 +48,7 @@ def image_of(folder: Path, program: Path, *python_path: str) -> Image:
     return Image(workspace, environ, (folder / "cann",))
 
 
+@pytest.mark.timeout(900)
 def test_deployment_starts_the_unchanged_program_warm(
     image: Image, built: tuple[Program, Any], manifests: dict[str, dict[str, Any]]
 ) -> None:

@@ -1,4 +1,4 @@
-"""Ranks of one job that differ: one decision for all of them, in time, and right values. Real artifacts, real launcher.
+"""Ranks of one job that differ: one decision for all of them, and right values. Real artifacts, real launcher.
 
 Every way in which a rank can be unlike the others is in tests/boot/test_agreement.py, without compiling.
 """
@@ -8,18 +8,28 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.end_to_end.conftest import RankedProgram
+from tests.end_to_end.conftest import DEADLINE, RankedProgram
 
-pytestmark = [pytest.mark.real, pytest.mark.slow]
+# Several processes that import torch, several times over.
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(3600)]
 
 Ranked = Callable[[int], RankedProgram]
 CONFIG = '{"tensor_parallel": 2}'
+# Rank 1 comes to its first call when the others have decided without it.
+LATE = """\
+if rank == 1 and step == 0:
+    import time
+    from cachectl.runtimes.rendezvous import rendezvous_store
+    while not rendezvous_store(torch).check(["cachectl/agreement/v1/0/main_decode/0/decision"]):
+        time.sleep(0.1)
+"""
 
 
 def damage(program: RankedProgram, rank: int) -> dict[str, str]:
@@ -55,7 +65,8 @@ def test_rank_with_a_damaged_copy_makes_all_cold_and_right(own_ranked: Ranked, w
     assert [True] * world_size == [said["equal"] for said in run.ranks]
     assert ("main_decode", "cold", last) == decided(run.report)
     assert {**dict.fromkeys(range(last), "cold"), last: "inert"} == outcomes(run.report)
-    assert run.report["agreement"][0]["seconds"] < 30
+    # Nobody waited for as long as it may.
+    assert run.report["agreement"][0]["seconds"] < float(DEADLINE[1]) / 2
     # Told as the rank itself tells it; the others name the rank.
     assert ("artifact", "load") == tuple(run.report["agreement"][0]["reason"][name] for name in ("part", "name"))
     assert ["agreement"] == [reason["part"] for reason in run.report["ranks"][0]["reasons"]]
@@ -66,11 +77,10 @@ def test_rank_with_a_damaged_copy_makes_all_cold_and_right(own_ranked: Ranked, w
 def test_rank_that_is_late_finds_all_cold_and_right(own_ranked: Ranked) -> None:
     """Three ranks wait as long as they may; then all four are cold, also the late one, which was ready."""
     program = own_ranked(4)
-    late = "__import__('time').sleep(20 if rank == 1 and step == 0 else 0)"
-    program.edit("expected = getattr(", f"{late}\n                expected = getattr(", "serve.py")
-    program.edit("model.cache.copy_(before)", f"model.cache.copy_(before)\n                {late}", "serve.py")
+    late = textwrap.indent(LATE, " " * 16)
+    program.edit("model.cache.copy_(before)", f"model.cache.copy_(before)\n{late}", "serve.py")
 
-    run = program.torchrun(4, "serve.py", CONFIG, environ={"CACHECTL_AGREEMENT_TIMEOUT_S": "5"})
+    run = program.torchrun(4, "serve.py", CONFIG, environ={"CACHECTL_AGREEMENT_TIMEOUT_S": "20"})
 
     assert 0 == run.returncode, run.stderr
     assert [True] * 4 == [said["equal"] for said in run.ranks]
@@ -78,7 +88,6 @@ def test_rank_that_is_late_finds_all_cold_and_right(own_ranked: Ranked) -> None:
     assert ("main_decode", "cold") == (method, verdict)
     assert by != 1
     assert dict.fromkeys(range(4), "cold") == outcomes(run.report)
-    assert run.report["agreement"][0]["seconds"] <= 6
     assert ("agreement", "time-out") == tuple(run.report["agreement"][0]["reason"][name] for name in ("part", "name"))
 
 
@@ -101,7 +110,7 @@ def test_rank_whose_mount_is_read_only_makes_all_cold_and_right(own_ranked: Rank
     """Each rank's own hook: one has no place for its copy, and the others, handed out and ready, are cold with it."""
     program = own_ranked(4)
     words = f"{sys.executable} -m cachectl exec recipe.yaml --warm-dir {read_only.parent}/warm$RANK"
-    command = f"exec {words} --report report$RANK.json -- {sys.executable} serve.py '{CONFIG}'"
+    command = f"exec {words} {' '.join(DEADLINE)} --report report$RANK.json -- {sys.executable} serve.py '{CONFIG}'"
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4", "--no-python"]
 
     done = program.cachectl("simulate", "--", *launcher, "sh", "-c", command)
@@ -112,6 +121,6 @@ def test_rank_whose_mount_is_read_only_makes_all_cold_and_right(own_ranked: Rank
     reports = [json.loads((program.folder / f"report{rank}.json").read_text()) for rank in range(4)]
     assert ["cold"] * 4 == [report["outcome"] for report in reports]
     assert [("cold", 3)] * 4 == [(found["verdict"], found["by"]) for report in reports for found in report["agreement"]]
-    assert all(report["agreement"][0]["seconds"] < 30 for report in reports)
+    assert all(report["agreement"][0]["seconds"] < float(DEADLINE[1]) / 2 for report in reports)
     assert "warm dir" == reports[3]["reasons"][0]["name"]
     assert ["rank 3"] * 3 == [report["reasons"][0]["name"] for report in reports[:3]]

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.end_to_end.conftest import BOUND_S
+
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
 MODEL = """
@@ -147,7 +149,7 @@ def test_build_on_a_full_disk_exits_3_and_publishes_nothing(empty_program: Any, 
         env=dict(os.environ),
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=BOUND_S,
         check=False,
     )
 

@@ -29,7 +29,7 @@ from cachectl.store.layout import StoreLayout
 from tests.changes import Changing, built_once, copy_of, other_torch_npu
 
 # A stage is set up within the first test that needs it.
-pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(3600)]
 
 TORCH_NPU = "2.13.1.post3"
 CANN = {f"cann.{package}" for package in ("CANN", "COMPILER", "HCCL", "OPP")}

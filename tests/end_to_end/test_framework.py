@@ -13,7 +13,7 @@ import yaml
 
 from tests.examples.executor_runs import Executor, lay_executor, reason_names, recipe_of
 
-pytestmark = [pytest.mark.real, pytest.mark.nightly, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.real, pytest.mark.nightly, pytest.mark.timeout(3600)]
 
 CONFIG = "static"
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.end_to_end.conftest import Program
+from tests.end_to_end.conftest import BOUND_S, Program
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
@@ -68,7 +68,7 @@ def in_shell(program: Program, source: str, *words: str, environ: Mapping[str, s
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=BOUND_S,
         check=False,
     )
 
@@ -120,7 +120,7 @@ def test_program_under_exec_takes_what_the_init_containers_hook_left(program: Pr
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600)
 def test_of_two_sets_the_program_takes_the_one_of_its_own_environment(
     write_recipe: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests.end_to_end.conftest import BOUND_S
+
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
 MODEL = """\
@@ -206,7 +208,7 @@ def run(words: list[str], folder: Path, environ: dict[str, str]) -> subprocess.C
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=BOUND_S,
         check=False,
     )
 

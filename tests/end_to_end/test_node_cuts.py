@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -13,19 +14,30 @@ from typing import Any
 
 import pytest
 
-from tests.end_to_end.conftest import RankedProgram, lay_ranked
+from tests.end_to_end.conftest import DEADLINE, RankedProgram, lay_ranked
 
 # Two launchers of a rank each, twice over.
-pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(7200)]
+
+
+def free_port() -> int:
+    """Return a port that nobody has, below those that the kernel gives out: a moment later it is free, too."""
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for port in random.sample(range(10000, max(lowest, 10100)), 100):
+        with socket.socket() as tried:
+            try:
+                tried.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise AssertionError("no free port")
 
 
 def on_two_nodes(
     program: RankedProgram, before: Sequence[str], *command: str
 ) -> list[subprocess.CompletedProcess[str]]:
     """Run CMD once a rank, with a launcher for each of two nodes; `before` starts each launcher."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     running = []
     for node in range(2):
         launcher = [
@@ -33,6 +45,8 @@ def on_two_nodes(
             *("--master-addr=127.0.0.1", f"--master-port={port}"),
         ]
         words = [word.replace("NODE", str(node)) for word in before]
+        if words[0] == "exec":
+            words[1:1] = DEADLINE
         running.append(
             subprocess.Popen(
                 [sys.executable, "-m", "cachectl", *words, "--", *launcher, *command],
@@ -44,7 +58,7 @@ def on_two_nodes(
                 text=True,
             )
         )
-    ended = [process.communicate(timeout=900) for process in running]
+    ended = [process.communicate(timeout=3000) for process in running]
     return [
         subprocess.CompletedProcess(process.args, process.returncode, *texts)
         for process, texts in zip(running, ended, strict=True)
@@ -67,10 +81,17 @@ def places(folder: Path) -> list[tuple[int, int | None, str]]:
     return sorted(found)
 
 
-def test_world_built_in_another_node_cut_is_warm_there_and_cold_where_it_was_before(tmp_path: Path) -> None:
+def in_cut(node: int) -> dict[str, str]:
+    """Return what a launcher of one rank on each of two nodes tells its rank."""
+    rank = {"RANK": str(node), "LOCAL_RANK": "0", "GROUP_RANK": str(node)}
+    return {**rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "GROUP_WORLD_SIZE": "2"}
+
+
+def test_world_built_in_two_node_cuts_is_warm_in_both(tmp_path: Path) -> None:
     """Rank 1 has device 1 on one node and device 0 on a node of its own: two entries at one path of the runtime's.
 
-    Starts take the newest set; where it is another cut's, all ranks agree on cold, and are right.
+    Where only another cut's set is there, all ranks agree on cold, and are right; plan and build take it for missing.
+    With a set of each, ranks of either cut take theirs, whichever is newer.
     """
     program = lay_ranked(tmp_path / "program", tmp_path / "store")
     program.write_recipe(2)
@@ -78,28 +99,40 @@ def test_world_built_in_another_node_cut_is_warm_there_and_cold_where_it_was_bef
     program.build()
 
     before = on_two_nodes(program, ["exec", "recipe.yaml", "--report", "before-NODE.json"], "serve.py", config)
-    built = on_two_nodes(program, ["simulate"], "-m", "cachectl", "build", "recipe.yaml", "--force", "--quiet")
+    planned = program.cachectl("plan", "recipe.yaml", "--json", environ=in_cut(0))
+    built = on_two_nodes(program, ["simulate"], "-m", "cachectl", "build", "recipe.yaml", "--quiet")
     apart = on_two_nodes(program, ["exec", "recipe.yaml", "--report", "apart-NODE.json"], "serve.py", config)
     together = program.torchrun(2, "serve.py", config)
+    again = program.build()
+    plans = [program.cachectl("plan", "recipe.yaml", environ=environ) for environ in ({}, in_cut(1))]
+    # Now the set of one node is the newer one.
+    program.build("recipe.yaml", "--force")
+    apart_again = on_two_nodes(program, ["exec", "recipe.yaml", "--report", "again-NODE.json"], "serve.py", config)
 
-    assert [0, 0] * 3 == [done.returncode for done in (*before, *built, *apart)], [done.stderr for done in built]
+    assert [0, 0] * 4 == [done.returncode for done in (*before, *built, *apart, *apart_again)], [
+        done.stderr for done in built
+    ]
     reports = {
         name: [json.loads((program.folder / f"{name}-{node}.json").read_text()) for node in range(2)]
-        for name in ("before", "apart")
+        for name in ("before", "apart", "again")
     }
     assert ["cold", "cold"] == [report["outcome"] for report in reports["before"]]
     (against,) = [reason for reason in reports["before"][1]["reasons"] if reason["name"] == "device_index"]
     assert (1, 0) == (against["stored"], against["wanted"])
-    assert "build --force" in against["hint"]
-    assert ["warm", "warm"] == [report["outcome"] for report in reports["apart"]], reports["apart"]
-    assert [("device_index", 0, 1)] == [
-        (reason["name"], reason["stored"], reason["wanted"])
-        for reason in together.report["reasons"]
-        if reason["part"] == "topology"
-    ]
-    assert "cold" == together.report["outcome"]
-    said = [json.loads(line) for done in apart for line in done.stdout.splitlines() if line.startswith('{"rank"')]
-    assert [True] * 4 == [document["equal"] for document in (*said, *together.ranks)]
+    assert "cachectl build" in against["hint"]
+    entries = json.loads(planned.stdout)["entries"]
+    assert [(0, "ready"), (1, "missing")] == [(entry["rank"], entry["state"]) for entry in entries]
+    (reason,) = entries[1]["reasons"]
+    assert ("topology", "node cut") == (reason["part"], reason["name"])
+    assert ("1 node of 2", "2 nodes of 1") == (reason["stored"], reason["wanted"])
+    for name in ("apart", "again"):
+        assert ["warm", "warm"] == [report["outcome"] for report in reports[name]], reports[name]
+    assert "warm" == together.report["outcome"], together.report
+    assert [] == again["built"]
+    assert [0, 0] == [done.returncode for done in plans], [done.stdout for done in plans]
+    runs = (*apart, *apart_again)
+    said = [json.loads(line) for done in runs for line in done.stdout.splitlines() if line.startswith('{"rank"')]
+    assert [True] * 6 == [document["equal"] for document in (*said, *together.ranks)]
     found = places(program.store)
     assert [(0, 0), (1, 0), (1, 1)] == sorted({(rank, device) for rank, device, _ in found})
     assert 1 == len({path for rank, _, path in found if rank == 1})

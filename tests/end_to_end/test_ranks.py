@@ -18,10 +18,10 @@ import pytest
 from cachectl.store.layout import StoreLayout
 from cachectl.store.manifest_deltas import is_manifest_delta
 from cachectl.store.reading import stored_manifests
-from tests.end_to_end.conftest import Program, RankedProgram, lay_ranked
+from tests.end_to_end.conftest import BOUND_S, Program, RankedProgram, lay_ranked
 
 # Several processes that import torch, several times over.
-pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(3600)]
 
 Ranked = Callable[[int], RankedProgram]
 CONFIG = '{"tensor_parallel": 2}'
@@ -165,46 +165,55 @@ def find_process(process: subprocess.Popen[str], words: str) -> int | None:
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(1800)
-def test_real_builds_killed_at_random_moments_leave_no_half_set(tmp_path: Path) -> None:
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("words", ["cachectl.build.worker", "cachectl.build.elastic", "cachectl build"])
+def test_real_builds_killed_at_random_moments_leave_no_half_set(tmp_path: Path, words: str) -> None:
     """SIGKILL of a compiling rank, of torchrun, of the whole build: no half set, nobody left, the next one finishes."""
     program = lay_ranked(tmp_path / "program", tmp_path / "store")
     program.write_recipe(2)
     started = time.monotonic()
     program.build()
-    whole_s = time.monotonic() - started
+    longest_s = 0.8 * (time.monotonic() - started)
     dice = random.Random(5)
-    for words in ("cachectl.build.worker", "cachectl.build.elastic", "cachectl build"):
+    returncode = 0
+    # One that was done by then, or whose victim was, shows nothing: this machine has become quicker.
+    while returncode == 0 and longest_s > 1:
         process = start(program, "build", "recipe.yaml", "--json", "--force")
-        time.sleep(dice.uniform(0.2, 0.8) * whole_s)
+        time.sleep(dice.uniform(0.25, 1.0) * longest_s)
         victim = process.pid if words == "cachectl build" else find_process(process, words)
-        before = [pid for pid, _ in descendants(process.pid)]
+        before = [(pid, born(pid)) for pid, _ in descendants(process.pid)]
         if victim is not None:
             os.kill(victim, signal.SIGKILL)
-        _, stderr = process.communicate(timeout=300)
-        deadline_s = time.monotonic() + 20
-        while any(is_running(pid) for pid in before) and time.monotonic() < deadline_s:
+        _, stderr = process.communicate(timeout=BOUND_S)
+        returncode, longest_s = process.returncode, 0.7 * longest_s
+        until_s = time.monotonic() + 240
+        while any(is_running(*found) for found in before) and time.monotonic() < until_s:
             time.sleep(0.1)
 
-        assert [] == [pid for pid in before if is_running(pid)], words
-        assert 0 != process.returncode, (words, stderr)
+        assert [] == [found for found in before if is_running(*found)]
         for path in program.store.glob("boot/recipes/*.json"):
             for warm_set in json.loads(path.read_text())["sets"]:
                 assert [0, 1] == sorted(member["rank"] for member in warm_set["members"])
         verified = json.loads(program.cachectl("verify", "--json").stdout)
         assert {finding["kind"] for finding in verified["findings"]} <= {"extra-file", "index-drift"}, verified
-        hooked = json.loads(program.cachectl("hook", "recipe.yaml").stdout)
-        assert "warm" == hooked["outcome"], words
+        assert "warm" == json.loads(program.cachectl("hook", "recipe.yaml").stdout)["outcome"]
+    assert 0 != returncode, stderr
     program.build("recipe.yaml", "--force")
     assert 0 == program.cachectl("plan", "recipe.yaml", "--require-ready").returncode
 
 
-def is_running(pid: int) -> bool:
-    """Say whether a process runs; a zombie does not."""
+def born(pid: int) -> str | None:
+    """Return when a process began, which tells it from a later one with its number; None where it has ended."""
     try:
-        return ") Z" not in Path(f"/proc/{pid}/stat").read_text()
+        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return False
+        return None
+    return words[19] if words[0] != "Z" else None
+
+
+def is_running(pid: int, since: str | None) -> bool:
+    """Say whether a process that began then runs still; a zombie does not."""
+    return since is not None and born(pid) == since
 
 
 TWO_MODELS = """
@@ -244,7 +253,7 @@ def test_real_shards_at_once_of_which_one_fails_publish_the_other(
     recipes = ("good.yaml", "bad.yaml")
 
     shards = [start(program, "build", "--json", "--shard", f"{part}/2", *recipes) for part in (0, 1)]
-    said = [(process.communicate(timeout=280), process.returncode) for process in shards]
+    said = [(process.communicate(timeout=BOUND_S), process.returncode) for process in shards]
     again = program.cachectl("build", "--json", "bad.yaml")
 
     reports = [json.loads(stdout) for (stdout, _), _ in said]

@@ -15,7 +15,7 @@ import yaml
 from tests.end_to_end.conftest import Program, RankedProgram, lay_program, lay_ranked
 
 # Several starts of torch each, one after the other.
-pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(3600)]
 
 EXECUTOR = Path(__file__).resolve().parents[2] / "examples" / "executor"
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.end_to_end.conftest import lay_ranked
+from tests.end_to_end.conftest import BOUND_S, lay_ranked
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
@@ -78,7 +78,7 @@ def triage(tmp_path: Path) -> Callable[..., Triaged]:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=280,
+            timeout=BOUND_S,
             check=False,
         )
         assert done.stdout, done.stderr

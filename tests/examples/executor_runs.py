@@ -37,7 +37,8 @@ class Executor:
     ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """Run the program under exec of a recipe, the config's own unless named; return what ranks and exec say."""
         report = self.folder / "report.json"
-        command = ("exec", recipe or recipe_of(config), *options, "--report", str(report))
+        # The hook's deadline is also how long its ranks wait for each other: no rank may come too late.
+        command = ("exec", recipe or recipe_of(config), *options, "--deadline", "600", "--report", str(report))
         done = self.call(*command, "--", *self.command(config, changes), "--steps", "32")
         assert done.returncode == 0, done.stderr
         return documents(done.stdout), json.loads(report.read_text())
@@ -61,7 +62,7 @@ class Executor:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=880,
+            timeout=3000,
             check=False,
         )
 

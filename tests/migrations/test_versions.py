@@ -20,6 +20,7 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 
 import cachectl.migrations
 from cachectl.errors import ManifestError, SchemaBehindError
+from cachectl.schemas.canonical import digest_of
 from cachectl.schemas.tables import SCHEMA_REVISION, metadata
 from cachectl.store.engine import check_schema, migrating, open_engine, reading, upgrade, writing
 from cachectl.store.manifest import ManifestRepo
@@ -44,6 +45,16 @@ def engine(database: str) -> Iterator[sa.Engine]:
 def _downgrade(engine: sa.Engine, revision: str) -> None:
     with migrating(engine) as config:
         command.downgrade(config, revision)
+
+
+def _with_large_parts(path: Path) -> int:
+    """Make a database of r0001 whose parts are nearly all of it; return its file's bytes."""
+    with ManifestRepo.open(path, create=True) as repo:
+        repo.publish([new_entry(str(number)) for number in range(50)])
+        _downgrade(repo.engine, "r0001")
+        with writing(repo.engine) as connection:
+            connection.execute(sa.text("UPDATE entry_parts SET document = :text"), {"text": "x" * 10_000})
+    return path.stat().st_size
 
 
 def _shape(connection: sa.Connection) -> dict[str, Any]:
@@ -130,13 +141,72 @@ def test_upgrade_stored_database_keeps_what_it_holds(tmp_path: Path, revision: s
         first, second = (new_entry("stored", rank=rank, world_size=2) for rank in range(2))
         assert {first.manifest: first.key, second.manifest: second.key} == dict(repo.known_manifests())
         assert first.files == repo.files(repo.entry(first.key))
-        assert dict(first.parts) == {name: part.document for name, part in repo.parts(repo.entry(first.key)).items()}
+        alike = repo.entries_of_model(digest_of(first.parts["model"]), limit=9)
+        assert {first.key, second.key} == {row.key for row in alike}
         assert [new_set(first, second).warm_set] == [row.warm_set for row in repo.warm_sets(RECIPE_DIGEST)]
         assert [("quarantined", "died twice")] == [
             (row.state, row.state_reason) for row in repo.entries(state="quarantined")
         ]
         assert 1 == len(repo.failures())
         assert 2 == repo.next_sequence(RECIPE_DIGEST)
+
+
+def test_upgrade_parts_leave_the_database_and_what_finds_entries_stays(database: str) -> None:
+    """From r0001 on both kinds: the model's digest stays, the documents are the manifests' alone; back and forth."""
+    new, bare = new_entry("a"), new_entry("bare", rank=1, parts={})
+    with ManifestRepo.open(database, create=True) as repo:
+        repo.publish([new, bare], new_set(new, bare))
+        _downgrade(repo.engine, "r0001")
+        with writing(repo.engine) as connection:
+            rows = connection.execute(sa.text("SELECT entry_id, part, digest FROM entry_parts")).all()
+            connection.execute(
+                sa.text("INSERT INTO entry_parts VALUES (:entry, 'toolchain', :digest, '{}')"),
+                {"entry": rows[0].entry_id, "digest": digest_of({})},
+            )
+        assert [("model", digest_of(new.parts["model"]))] == [(row.part, row.digest) for row in rows]
+
+        upgrade(repo.engine)
+
+        assert [new.key] == [row.key for row in repo.entries_of_model(digest_of(new.parts["model"]), limit=9)]
+        assert [new_set(new, bare).warm_set] == [row.warm_set for row in repo.warm_sets(RECIPE_DIGEST)]
+        with reading(repo.engine) as connection:
+            assert "entry_parts" not in sa.inspect(connection).get_table_names()
+
+
+def test_upgrade_file_of_sqlite_gives_its_free_pages_back(tmp_path: Path) -> None:
+    """What a revision drops leaves the file too."""
+    path = tmp_path / "manifest.db"
+    large = _with_large_parts(path)
+    engine = open_engine(path)
+    upgrade(engine)
+    engine.dispose()
+
+    assert large > 500_000
+    assert path.stat().st_size < large / 3
+    with ManifestRepo.open(path) as repo:
+        assert 50 == repo.stats().entries
+
+
+def test_upgrade_beside_a_writer_leaves_the_free_pages_in_the_file(tmp_path: Path) -> None:
+    """Who writes right after the migration is not waited for, and the upgrade is done all the same."""
+    path = tmp_path / "manifest.db"
+    large = _with_large_parts(path)
+    engine = open_engine(path, timeout_s=0.1)
+    other = sqlite3.connect(path, isolation_level=None)
+
+    def write(_connection: object, _record: object) -> None:
+        if not other.in_transaction:
+            other.execute("BEGIN IMMEDIATE")
+
+    sa.event.listen(engine, "checkin", write)
+    upgrade(engine)
+    sa.event.remove(engine, "checkin", write)
+    check_schema(engine)
+    assert other.in_transaction
+    other.close()
+    engine.dispose()
+
+    assert path.stat().st_size >= large
 
 
 def test_env_database_of_a_developer_is_migrated(tmp_path: Path) -> None:

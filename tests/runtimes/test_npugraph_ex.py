@@ -118,7 +118,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         env=dict(os.environ),
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=1000,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from cachectl.errors import ConfigError
 from cachectl.schemas.cann_recipes import Framework, model_files, read_framework
 from cachectl.schemas.cann_recipes_fields import FIELDS
+from cachectl.schemas.cann_recipes_reading import read_config
 from cachectl.schemas.canonical import digest_of
+from cachectl.schemas.recipe_reading import load_recipe
 from tests.schemas.cann_recipes import CONFIGS, base, changed, framework, note_of, raw, refused
 
 _SHARED = os.environ.get("CACHECTL_RECIPES_YAML") or Path(__file__).parents[3] / "shared" / "recipes_yaml"
@@ -349,3 +351,31 @@ def test_config_of_odd_values_is_read_or_refused_in_one_line(name: str, section:
 
     assert answers[0] == answers[1]
     assert "\n" not in answers[0]
+
+
+@pytest.mark.parametrize("place", ["c.yaml", "weights/config.json"])
+def test_pipe_in_a_files_place_is_refused_and_not_waited_for(tmp_path: Path, place: str) -> None:
+    """Opening a pipe waits for its writer, and there is none."""
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "c.yaml").write_bytes(raw(changed(base("a_decode"), "model_config", "model_path", "weights")))
+    (tmp_path / place).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / place)
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        "schema: cachectl/recipe/v1\nname: piped\nframework: {kind: cann-recipes, config: c.yaml}\n"
+        "command: [python, infer.py]\n"
+    )
+
+    with pytest.raises(ConfigError, match=f"{place}: is a pipe"):
+        load_recipe(recipe)
+
+
+def test_config_of_many_unknown_names_is_refused_in_a_line_that_can_be_read() -> None:
+    """The first names say what kind of file it is."""
+    raw = "\n".join(f"field_{number}: 1" for number in range(2000)).encode()
+
+    with pytest.raises(ConfigError) as raised:
+        read_config("c.yaml", raw)
+
+    assert "field_11, more; looked for" in raised.value.message
+    assert "field_12" not in raised.value.message

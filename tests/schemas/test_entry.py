@@ -134,6 +134,17 @@ def test_entry_manifest_keeps_what_the_gates_showed_and_earlier_ones_stay_as_the
     assert "shown" not in EntryManifest.from_document(DOCUMENT).to_document()["provenance"]
 
 
+def test_node_cut_is_in_the_manifest_where_it_was_noted() -> None:
+    """Of a world of several ranks it says how many each node ran; others stay as they were, byte by byte."""
+    provenance = {**DOCUMENT["provenance"], "ranks_per_node": 2}
+    with_it = EntryManifest.from_document(DOCUMENT | {"provenance": provenance})
+
+    assert 2 == with_it.to_document()["provenance"]["ranks_per_node"]
+    assert "ranks_per_node" not in EntryManifest.from_document(DOCUMENT).to_document()["provenance"]
+    with pytest.raises(DocumentError, match=r"provenance\.ranks_per_node"):
+        EntryManifest.from_document(DOCUMENT | {"provenance": {**provenance, "ranks_per_node": 0}})
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -38,6 +38,7 @@ def find(case, do):
     """Return what recording finds of a case, its artifact beside."""
     folder = rank / f"case{case['index']}" / "cache" / "Model_static_aclgraphcache_0" / case["method"]
     folder.mkdir(parents=True)
+    placed = {"found": {"device_index": int(os.environ["LOCAL_RANK"])}} if do == "tied" else {}
     (folder / "compiled_module").write_text(f"artifact of {case['method']} {do} of rank {number}" + LINES)
     return {
         "parts": {
@@ -49,7 +50,7 @@ def find(case, do):
             },
             "sources": {"version": 1, "attributes": [], "files": [], "packages": []},
             "inputs": {"L['x']": {"value": str(case["case"].get("args"))}},
-            "topology": {**request["topology"], "rank": number},
+            "topology": {**request["topology"], "rank": number, **placed},
             "options": request["options"],
             "toolchain": request["toolchain"],
             "device": request["device"],
@@ -76,6 +77,28 @@ def meet(case):
         time.sleep(0.01)
 
 
+def tell(case, found):
+    """Leave what was found of one case, as soon as it is known."""
+    folder = rank / f"case{case['index']}"
+    folder.mkdir(exist_ok=True)
+    (folder / f"told-{phase}.json").write_text(json.dumps(found))
+    with open(rank / "events.jsonl", "a") as events:
+        events.write(json.dumps({"case": case["index"], "told": phase}) + chr(10))
+
+
+def leave():
+    """Leave what was found; whole, also where this process is stopped meanwhile."""
+    (rank / "partial").write_text(json.dumps(document))
+    os.replace(rank / "partial", rank / f"{phase}.json")
+
+
+def has_ended(pid):
+    try:
+        return ") Z" in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return True
+
+
 # What the gates showed, where a test says it.
 said = Path(job["recipe_folder"]) / "shown.json"
 shown = json.loads(said.read_text()) if said.exists() else None
@@ -91,6 +114,9 @@ for case in job["cases"]:
     if (marks / "mended").exists():
         do = "build"
     failure = {"kind": "build", "hint": "see the rank's log", "case": case["index"], "at": time.time()}
+    if do == f"doubt-{phase}" and not (rank / f"case{case['index']}" / "told-record.json").exists():
+        # Of what an earlier build recorded, nothing holds.
+        do = f"gate-{phase}"
     if do in (f"fail-{phase}", f"refuse-{phase}", f"gate-{phase}", f"echo-{phase}"):
         kind = "config" if do.startswith("refuse") else "build"
         text = f"{case['method']} [{case['case']['name']}]: does not work"
@@ -98,11 +124,13 @@ for case in job["cases"]:
         refused = {"of_peer": do.startswith("echo"), "refused": do.startswith("gate")}
         document["failure"] = {**failure, "kind": kind, "message": text, **refused}
         if do.startswith("echo"):
-            # Nobody loses a peer that has not come so far yet: that one has marked its case, and then has a moment.
-            until = time.monotonic() + 30
-            while (marks / "ranks").read_text().count(f" {phase} ") < job["world_size"] and time.monotonic() < until:
+            # The words come first, and then the end of every peer: nobody loses one that has not come so far yet.
+            leave()
+            ended, until = set(), time.monotonic() + 240
+            while len(ended) < job["world_size"] - 1 and time.monotonic() < until:
+                begun = [line.split(" ") for line in (marks / "ranks").read_text().splitlines()]
+                ended = {pid for pid, there, _ in begun if there == phase and has_ended(pid)}
                 time.sleep(0.02)
-            time.sleep(0.2)
         break
     if do == f"lack-{phase}":
         files = {}
@@ -115,6 +143,7 @@ for case in job["cases"]:
         absence = {"message": "functions: Model has no such method", "hint": "it has: others", "files": files}
         document["cases"][str(case["index"])] = {"absent": absence}
         meet(case)
+        tell(case, {"absent": absence})
         continue
     if do == f"die-{phase}":
         os.kill(os.getpid(), 9)
@@ -122,12 +151,14 @@ for case in job["cases"]:
         while not (marks / "go").exists():
             time.sleep(0.02)
     meet(case)
-    document["cases"][str(case["index"])] = (
+    found = (
         find(case, do)
         if phase == "record"
         else {"warm_seconds": 0.5, "gates": {}, "seconds": {}, "proof_guards": 1, "shown": shown}
     )
-(rank / f"{phase}.json").write_text(json.dumps(document))
+    document["cases"][str(case["index"])] = found
+    tell(case, found)
+leave()
 os._exit(0 if document["failure"] is None else 1)
 '''
 
@@ -228,7 +259,8 @@ class Site:
         """Write a recipe whose cases do what is said: build, or fail-, refuse-, gate-, die- or wait-record or -reload.
 
         `die-record@1` does rank 1 alone, others build; several of these stand with commas between. Ranks of several
-        also echo-: report that a peer is gone, and lack-record: report that there is no such method.
+        also echo-: report that a peer is gone, and lack-record: report that there is no such method. doubt-reload:
+        a gate refuses what an earlier build recorded, and no other. tied: the artifact names the local rank's device.
 
         Args:
             twins: whether cases that do the same are the same but for their names.
@@ -310,8 +342,8 @@ class Done:
         return document
 
 
-def finish(process: subprocess.Popen[str], timeout_s: float = 60.0) -> Done:
-    """Wait for a command and return how it ended."""
+def finish(process: subprocess.Popen[str], timeout_s: float = 600.0) -> Done:
+    """Wait for a command and return how it ended; the bound is for what hangs, machines are slow at times."""
     stdout, stderr = process.communicate(timeout=timeout_s)
     return Done(process.returncode, stdout, stderr)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cachectl.errors import ConfigError
+from cachectl.errors import ConfigError, StoreError
 from cachectl.services.audit import audit, what_starts_here
 from tests.services.caches import DATA, KIND, lay, md5, said, seen, the_one
 
@@ -274,3 +274,61 @@ def test_what_starts_here_reads_the_toolkits_version(tmp_path: Path) -> None:
     info.write_text("Version=8.5.0\n")
 
     assert "8.5.0" == what_starts_here(environ={"ASCEND_HOME_PATH": str(tmp_path)}).cann
+
+
+def test_audit_walks_past_links_that_lead_to_themselves(tmp_path: Path) -> None:
+    """A loop of links is no folder to anybody: what lies beside it is read, and nothing fails."""
+    lay(tmp_path)
+    graph = tmp_path / f"{KIND}_{md5(1)}"
+    (tmp_path / f"{KIND}_{md5(9)}").symlink_to(f"{KIND}_{md5(9)}")
+    (graph / "selfie").symlink_to("selfie")
+    (tmp_path / "top").symlink_to(tmp_path)
+
+    report = audit(str(tmp_path), seen())
+
+    assert ["good"] == [artifact.state for artifact in report.artifacts]
+
+
+def test_audit_does_not_call_what_it_cannot_list_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A method folder that can't be listed is unreadable; whether an artifact is missing in it, nobody knows."""
+    closed = lay(tmp_path).parent
+    scandir = os.scandir
+
+    def refusing(path: str) -> object:
+        if path == str(closed):
+            raise PermissionError(13, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+
+    assert [("unreadable", "cold")] == said(audit(str(tmp_path), seen()))
+
+
+def test_audit_of_what_it_may_not_read_names_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hint is about the program's user: an audit has no store."""
+
+    def refusing(path: str) -> object:
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+
+    with pytest.raises(StoreError, match="Permission denied") as raised:
+        audit(str(tmp_path), seen())
+    assert raised.value.hint is not None
+    assert "store" not in raised.value.hint
+
+
+def test_audit_tells_ranks_that_a_world_lacks(tmp_path: Path) -> None:
+    """Rank 9 of 4 is none whose folder a start looks for, and no gap among the ranks."""
+    lay(tmp_path, rank="world4global_rank9")
+    lay(tmp_path, rank="world0global_rank0", number=2)
+
+    assert [("stray", "wasted"), ("stray", "wasted")] == said(audit(str(tmp_path), seen()))
+
+
+def test_audit_calls_neither_of_two_artifacts_of_one_time_left_behind(tmp_path: Path) -> None:
+    """Made in the same second, as copies are: none of them is the older one."""
+    lay(tmp_path)
+    lay(tmp_path, number=2)
+
+    assert [] == said(audit(str(tmp_path), seen()))

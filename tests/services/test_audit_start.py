@@ -227,3 +227,12 @@ def test_audit_tells_an_artifact_with_several_compiled_functions(tmp_path: Path,
     kinds = [kind for kind, _ in said(audit(str(tmp_path), seen(python=here)))]
 
     assert ["unloadable"] == kinds
+
+
+def test_audit_tells_a_folder_in_an_artifacts_place(tmp_path: Path) -> None:
+    """The runtime finds something there, can't open it, and removes the method's folder."""
+    path = lay(tmp_path)
+    path.unlink()
+    path.mkdir()
+
+    assert [("unreadable", "deleted")] == said(audit(str(tmp_path), seen()))

@@ -29,6 +29,19 @@ def test_pace_left_counts_down_and_never_below_nothing() -> None:
     assert pytest.approx(4) == pace.left_s(0, 600.0)
 
 
+def test_pace_counts_nothing_of_what_was_recorded_before() -> None:
+    """One case has its record behind it: the other's is left, and both proofs; with both there is no first phase."""
+    assert 11 + 30 + 12 + 5 + 4 == Pace([0, 1], KNOWN, {0}).whole_s()
+    pace = Pace([0, 1], KNOWN, {0, 1})
+
+    assert 12 + 5 + 4 == pace.whole_s()
+    pace.enter(0, "reload", None, 0.0)
+    pace.enter(0, "reload", 0, 10.0)
+    pace.end(20.0)
+    # A launch that was not whole says nothing of the next one.
+    assert {} == pace.of_case(0)
+
+
 def test_pace_is_silent_where_a_part_was_never_measured() -> None:
     """A case that is new says nothing, until it is behind; a rank that has not begun has no part yet."""
     pace = Pace([0, 1], {1: KNOWN[1]})

@@ -16,7 +16,7 @@ import pytest
 from cachectl.store.manifest_deltas import is_manifest_delta
 from cachectl.store.reading import read_manifest_file
 from tests.services.standin import Site, finish
-from tests.services.test_build import assert_store_is_whole, is_alive, wait_until
+from tests.services.test_build import assert_store_is_whole, running, wait_until
 
 WORLD = {"world_size": 2}
 FOUR = [("b2", 0), ("b2", 1), ("b4", 0), ("b4", 1)]
@@ -25,20 +25,6 @@ FOUR = [("b2", 0), ("b2", 1), ("b4", 0), ("b4", 1)]
 def places(items: list[dict[str, Any]]) -> list[tuple[str, int]]:
     """Return case and rank of each entry of a report, sorted."""
     return sorted((item["case"], item["rank"]) for item in items)
-
-
-def running(site: Site) -> list[int]:
-    """Return the processes that a build at a site has started and that run."""
-    mark = f"TMPDIR={site.temporary}".encode()
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            marked = mark in (folder / "environ").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if marked and is_alive(int(folder.name)):
-            found.append(int(folder.name))
-    return found
 
 
 @pytest.fixture
@@ -128,7 +114,10 @@ def test_build_in_which_one_rank_fails_says_that_ranks_words(real_site: Site, ph
     assert (1, "b4", 1) == (done.returncode, failure["case"], failure["rank"])
     assert failure["error"].startswith("main_decode [b4]: does not work")
     assert "rank1.log" == Path(failure["log"]).name
-    assert ([], [], []) == (site.entries(), site.records(), list(site.temporary.iterdir()))
+    # What all ranks had proved before is kept.
+    kept = {"record": [], "reload": [("b2", 0), ("b2", 1)]}[phase]
+    assert kept == places(done.report["built"])
+    assert (len(kept), [], []) == (len(site.entries()), site.records(), list(site.temporary.iterdir()))
 
 
 @pytest.mark.real
@@ -168,11 +157,17 @@ def test_build_in_which_both_ranks_fail_says_the_one_that_came_first_by_itself(s
 
 def test_build_in_which_a_rank_hangs_says_where_each_rank_is(site: Site) -> None:
     """Both are late, one waits for the other; both are stopped."""
-    done = site.build(site.recipe({"b2": "wait-record@1"}, topology=WORLD), "--timeout", "4")
+    recipe = site.recipe({"b2": "wait-record@1"}, topology=WORLD)
+    where = "rank 0 in record of main_decode [b2], rank 1 in record of main_decode [b2]"
 
-    (failure,) = done.report["failed"]
-    text = "ranks 0, 1 did not finish record within 4 s: rank 0 in record of main_decode [b2], rank 1 in record of"
-    assert text in failure["error"]
+    # On a slow machine ranks have not begun their case so soon, and are told as starting.
+    for bound_s in (4, 32, 256):
+        done = site.build(recipe, "--timeout", str(bound_s))
+        (failure,) = done.report["failed"]
+        if where in failure["error"]:
+            break
+
+    assert f"ranks 0, 1 did not finish record within {bound_s} s: {where}" in failure["error"]
     assert [] == site.entries()
 
 
@@ -326,11 +321,11 @@ def test_jobs_build_recipes_at_once_and_a_failure_takes_no_other_with_it(site: S
     """Two recipes wait for each other's start: they run at the same time; the failed one's words are its own."""
     good = site.recipe({"b2": "wait-record"}, name="good", file="good.yaml")
     bad = site.recipe({"b2": "wait-record", "b4": "fail-record"}, name="bad", file="bad.yaml")
-    running = site.start("build", "--json", "--jobs", "2", str(good), str(bad))
+    process = site.start("build", "--json", "--jobs", "2", str(good), str(bad))
     assert wait_until(lambda: len(site.ranks()) == 2)
     (site.folder / "go").touch()
 
-    done = finish(running)
+    done = finish(process)
 
     assert (1, ["b2"], ["b4"]) == (
         done.returncode,
@@ -350,7 +345,7 @@ def test_jobs_that_are_interrupted_leave_no_rank(site: Site) -> None:
     done = finish(process)
 
     assert 0 != done.returncode
-    assert wait_until(lambda: not any(is_alive(pid) for pid, _, _ in site.ranks()))
+    assert wait_until(lambda: not running(site))
     assert ([], []) == (site.entries(), list(site.temporary.iterdir()))
 
 
@@ -368,6 +363,7 @@ def test_launched_ranks_build_their_own_and_rank_0_closes_the_set(site: Site) ->
     # Rank 1 found what rank 0 had stored, though neither had published yet.
     assert 1 == len(list(site.layout.blobs.rglob("*.delta")))
     assert [True, True, True] == [is_manifest_delta(path.read_bytes()) for path in site.entries()]
+    time.sleep(1.1)  # Provenance counts seconds; an equal manifest would be the same file.
     again = launch(site, recipe, "--force")
     assert [[("b2", 0), ("draft", 0)], [("b2", 1)]] == [places(rank.report["built"]) for rank in again]
     manifests = [{item["manifest"] for item in record["sets"][0]["members"]} for record in (record, site.records()[0])]
@@ -436,7 +432,7 @@ def test_builds_killed_at_random_moments_leave_no_half_set(real_site: Site, kill
             os.kill(victim, signal.SIGKILL)
         except ProcessLookupError:
             pass
-        finish(process, 120.0)
+        finish(process)
         assert wait_until(lambda: not running(site)), number
         for record in site.records():
             assert all(FOUR == places(warm_set["members"]) for warm_set in record["sets"])

@@ -125,6 +125,29 @@ def test_forgotten_options_are_advice(tmp_path: Path) -> None:
     assert 0 == report.exit_code
 
 
+def test_options_as_the_guide_writes_them_are_right(tmp_path: Path) -> None:
+    """Its whole table, with defaults and None; input tensors that are not cloned are told of."""
+    options = {
+        "force_eager": False, "inplace_pass": True, "input_inplace_pass": True, "pattern_fusion_pass": True,
+        "reuse_graph_pool_in_same_fx": True, "clone_input": True, "clone_output": False, "use_graph_pool": None,
+        "static_kernel_compile": False, "remove_noop_ops": True, "frozen_parameter": True, "capture_limit": 64,
+    }  # fmt: skip
+    recipe = written(tmp_path, document(compile={"options": options}))
+    assert [] == told(recipe)
+
+    written(tmp_path, document(compile={"options": {**options, "clone_input": False}}))
+    assert [("option-value", "advice")] == [found[:2] for found in told(recipe)]
+
+
+@pytest.mark.parametrize(("method", "rules"), [("prefill", ["compiled-prefill"]), ("decode_no_prefill", [])])
+def test_recipe_of_a_prefill_is_found(tmp_path: Path, method: str, rules: list[str]) -> None:
+    """Prefill stays eager: each prompt's length would be another graph."""
+    functions = [{"method": method, "cases": [{"name": "one", "inputs": "model:inputs"}]}]
+    recipe = written(tmp_path, document(functions=functions), MODEL.replace("main_decode", method))
+
+    assert rules == [rule for rule, _, _ in told(recipe)]
+
+
 def test_task_queue_of_two_is_an_error(tmp_path: Path) -> None:
     """The runtime takes 0 and 1, and frameworks set 2 for eager."""
     recipe = written(tmp_path, document(environment={"TASK_QUEUE_ENABLE": "2"}))

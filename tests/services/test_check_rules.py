@@ -80,6 +80,11 @@ TABLE = {
     "rand": Planted("random-numbers", "return x + torch.randn(4)  # here", "return x + 1"),
     "rand_like": Planted("random-numbers", "noise = torch.rand_like(x)  # here\nreturn x + noise", "return x"),
     "bernoulli method": Planted("random-numbers", "y = x.clone()\ny.bernoulli_(0.5)  # here\nreturn y", "return x"),
+    "initialiser": Planted(
+        "random-numbers",
+        "nn.init.normal_(y := x.clone())  # here\nreturn y",
+        "nn.init.zeros_(y := x.clone())\nreturn y",
+    ),
     "functional dropout": Planted(
         "random-numbers", "return F.dropout(x, 0.1)  # here", "return F.dropout(x, 0.1, False)"
     ),
@@ -147,6 +152,17 @@ TABLE = {
         "returned-cache",
         "self.key_cache[:, 0] = x[:, 0]\nreturn x, self.key_cache  # here",
         "self.key_cache[:, 0] = x[:, 0]\nreturn x",
+    ),
+    "cache returned in a dict": Planted(
+        "returned-cache",
+        'self.key_cache[:, 0] = x[:, 0]\nreturn {"logits": x, "past_key_values": (self.key_cache,)}  # here',
+        'self.key_cache[:, 0] = x[:, 0]\nreturn {"logits": x, "past_key_values": None}',
+    ),
+    "cache returned in a record": Planted(
+        "returned-cache",
+        "past = [self.key_cache]\nreturn CausalLMOutput(logits=x, past_key_values=past)  # here",
+        "return CausalLMOutput(logits=x, past_key_values=None)",
+        {"head": "from transformers.modeling_outputs import CausalLMOutput"},
     ),
     "cache passed in and returned": Planted(
         "returned-cache",
@@ -234,6 +250,7 @@ TABLE = {
     "slice into an operator": Planted(
         "non-contiguous",
         "return torch_npu.npu_swiglu(x[..., :2])  # here",
+        "torch_npu.scatter_update_(self.key_cache, kv_len, x[..., :2], -2)\n"
         "return torch_npu.npu_swiglu(x[..., :2].contiguous())",
     ),
     "decorated": Planted(
@@ -278,11 +295,16 @@ TABLE = {
     "lengths as a list, static": Planted(
         "fia-lengths",
         "return torch_npu.npu_fused_infer_attention_score(x, x, x, actual_seq_lengths_kv=lens)[0]  # here",
-        "return torch_npu.npu_fused_infer_attention_score(x, x, x, actual_seq_lengths_kv=kv_len)[0]",
+        "return torch_npu.npu_fused_infer_attention_score(x, x, x, atten_mask=self.slots < kv_len[:, None])[0]",
         {
             "signature": "def main_decode(self, x, lens: list[int]):\n",
             "right_signature": "def main_decode(self, x, kv_len):\n",
         },
+    ),
+    "lengths as a tensor, to an operator of lists": Planted(
+        "fia-lengths",
+        "return torch_npu.npu_incre_flash_attention(x, x, x, actual_seq_lengths=kv_len + 1)  # here",
+        "return torch_npu.npu_incre_flash_attention(x, x, x)",
     ),
     "lengths as a tensor, dynamic": Planted(
         "fia-lengths",

@@ -13,6 +13,7 @@ from cachectl.errors import ConfigError, StoreError
 from cachectl.schemas.report import ExplainReport
 from cachectl.services.explain import explain
 from cachectl.store.manifest import ManifestRepo
+from cachectl.store.reading import read_manifest
 from tests.stores import MadeStore, make_store, tree
 
 SEMANTIC = "semantic"
@@ -154,8 +155,8 @@ def ask_toolchain(made: MadeStore) -> dict[str, Any]:
     """Return the toolchain that the store's set was published for."""
     with ManifestRepo.open(made.layout.database, read_only=True) as repo:
         (row,) = repo.line("made-up", "main_decode", "b4", 0, limit=1)
-        document: dict[str, Any] = row.parts["toolchain"].document
-        return document
+    document: dict[str, Any] = read_manifest(made.layout, row.key, row.manifest).entry.parts["toolchain"]
+    return document
 
 
 def test_explain_reformatted_recipe_is_noise(made: MadeStore) -> None:

@@ -17,7 +17,7 @@ from cachectl.services.plan import plan
 from cachectl.services.request import read_request
 from cachectl.store.manifest import ManifestRepo
 from cachectl.store.manifest_rows import FailureRow
-from tests.stores import ENVIRON, MadeStore, tree, write_site
+from tests.stores import ENVIRON, MadeStore, make_store, tree, write_site
 
 Change = Callable[[MadeStore], None]
 
@@ -246,3 +246,46 @@ def test_plan_without_a_store_says_so(made: MadeStore) -> None:
 
     with pytest.raises(StoreError):
         plan(made.layout, [made.recipe])
+
+
+TWO_NODES = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "2"}
+
+
+@pytest.mark.parametrize(
+    ("built_in", "tied", "environ", "missing"),
+    [
+        (4, True, {}, []),
+        (4, True, TWO_NODES, [2, 3]),
+        (2, True, TWO_NODES, []),
+        (2, True, {}, [2, 3]),
+        (4, False, TWO_NODES, []),
+        (None, True, TWO_NODES, []),
+        (4, True, {**TWO_NODES, "LOCAL_WORLD_SIZE": "3"}, []),
+        (4, True, {**TWO_NODES, "WORLD_SIZE": "8"}, []),
+    ],
+    ids=["own", "other", "own, launched", "other, plain", "free", "not noted", "unequal", "of another world"],
+)
+def test_plan_in_another_node_cut_misses_what_names_other_devices(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    built_in: int | None,
+    tied: bool,
+    environ: dict[str, str],
+    missing: list[int],
+) -> None:
+    """Without a launcher all ranks have one node, as in a build; what can't be told is ready, as it was built."""
+    made = make_store(tmp_path / "cuts", world_size=4)
+    monkeypatch.syspath_prepend(str(made.site))
+    for name, value in {**ENVIRON, **environ}.items():
+        monkeypatch.setenv(name, value)
+    made.publish(ranks=range(4), cases=("b4", "b2"), ranks_per_node=built_in, tied=tied)
+
+    report = plan(made.layout, [made.recipe])
+
+    assert [("missing" if entry.rank in missing else "ready") for entry in report.entries] == [
+        entry.state for entry in report.entries
+    ]
+    told = {(reason.stored, reason.wanted) for entry in report.entries for reason in entry.reasons}
+    cuts = ("1 node of 4", "2 nodes of 2")
+    assert ({cuts if built_in == 4 else cuts[::-1]} if missing else set()) == told
+    assert ({("topology", "node cut")} if missing else set()) == reasons(report)

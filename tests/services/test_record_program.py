@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Callable
@@ -281,3 +282,31 @@ def test_refuse_early_names_that_no_recipe_has(name: str) -> None:
     """Said before CMD runs, not after."""
     with pytest.raises(ConfigError, match="is no name"):
         refuse_early(None, ["bash", "x.sh"], name=name, force=False)
+
+
+def test_recording_whose_folder_is_still_written_to_ends_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What CMD left running notes something while the notes are deleted: the recipe is written, that is no fault."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    remove = os.rmdir
+
+    def filled_meanwhile(path: str, **options: Any) -> None:
+        if Path(path).name.startswith("cachectl-record."):
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
+        remove(path, **options)
+
+    with monkeypatch.context() as patch, open_recording(["bash", "run.sh"]) as recording:
+        patch.setattr(os, "rmdir", filled_meanwhile)
+        (recording.folder / "0.json").touch()
+
+    assert [] == list(recording.folder.iterdir())
+
+
+def test_recording_without_room_for_its_notes_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before CMD runs, with what helps; what goes wrong later has words of its own."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
+
+    with pytest.raises(ConfigError, match="needs a folder for its notes"), open_recording(["true"]):
+        pytest.fail("there is no folder")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(OSError, match="of its own"), open_recording(["true"]):
+        raise OSError("of its own")

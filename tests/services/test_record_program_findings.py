@@ -46,6 +46,20 @@ def test_find_program_puts_ranks_together(folder: Path) -> None:
     assert [("main_decode", [0, 1, 2, 3]), ("mtp_decode", [3])] == [(item.name, item.ranks) for item in program.found]
 
 
+@pytest.mark.parametrize(("devices", "told"), [((0, 0), True), ((0, 1), False), ((None, None), False)])
+def test_find_program_ranks_on_one_device_are_told(
+    folder: Path, devices: tuple[int | None, int | None], told: bool
+) -> None:
+    """A build gives each rank its own, so that an artifact that names one is cold in such a program."""
+    ranks = [note(folder, method(), rank=rank, world_size=2) for rank in (0, 1)]
+    for rank, device in zip(ranks, devices, strict=True):
+        rank["methods"][0]["calls"][0]["device"] = device
+
+    warnings = found(*ranks).warnings
+
+    assert told is any("ranks 0, 1 all run on device 0" in warning for warning in warnings)
+
+
 def test_find_program_ranks_that_disagree_are_told(folder: Path) -> None:
     """Options, numbers of calls and variables of two ranks: the recipe has one answer, and says so."""
     ranks = [

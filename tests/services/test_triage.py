@@ -150,11 +150,22 @@ def test_rank_that_ends_badly_is_a_finding(
     assert words in found["what"]
 
 
+def test_log_that_nobody_keeps_is_not_pointed_at(climb: Callable[..., Any], tmp_path: Path) -> None:
+    """Logs go with the process: what to do is to keep them, and where they are kept they are named."""
+    _, report = climb(do="die-triage-eager")
+    _, kept = climb("--keep", str(tmp_path / "logs"), do="die-triage-eager")
+
+    assert "run it again with --keep FOLDER, where its log stays" == report["stages"][0]["findings"][0]["next"]
+    assert "triage-eager.log" in kept["stages"][0]["findings"][0]["next"]
+
+
 def test_rank_that_hangs_is_given_up(climb: Callable[..., Any]) -> None:
     """--timeout bounds each process."""
     code, report = climb("--timeout", "1.5", do="wait-triage-eager")
 
-    assert (1, "timeout") == (code, report["stages"][0]["findings"][0]["kind"])
+    (found,) = report["stages"][0]["findings"]
+    assert (1, "timeout") == (code, found["kind"])
+    assert found["next"].endswith("where its log stays, or pass a longer --timeout")
 
 
 @pytest.mark.nightly

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import shutil
 from pathlib import Path
@@ -31,7 +32,11 @@ def left(blobs: BlobStore) -> list[Path]:
     return list(blobs.layout.tmp.iterdir())
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(data=st.binary(max_size=2000))
 def test_add_bytes_round_trip(blobs: BlobStore, data: bytes) -> None:
     """Adding gives the digest of the bytes, and opening that digest gives the bytes."""
@@ -193,13 +198,14 @@ def test_open_leaks_no_descriptor(blobs: BlobStore) -> None:
     path = blobs.layout.blob(digest)
     path.unlink()
     os.mkfifo(path)
+    gc.collect()  # What earlier tests left open is not closed in between.
     before = len(os.listdir("/proc/self/fd"))
 
     for _ in range(1000):
         with pytest.raises(ArtifactCorruptedError):
             blobs.open(digest)
 
-    assert before == len(os.listdir("/proc/self/fd"))
+    assert before >= len(os.listdir("/proc/self/fd"))
 
 
 @pytest.mark.parametrize("data", [b"", b"y", b"x" * 3], ids=["empty", "flipped", "longer"])

@@ -31,7 +31,7 @@ def _cachectl(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]
         env={**os.environ, "CACHECTL_STORE": str(folder / "store"), "CACHECTL_WARM_DIR": str(folder / "warm")},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
         check=False,
     )
 
@@ -50,6 +50,18 @@ def test_earlier_store_is_upgraded_and_whole(earlier: Path) -> None:
     assert 0 == upgraded.returncode, upgraded.stderr
     assert {("main_decode", "b2"), ("main_decode", "b4")} == {(e["method"], e["case"]) for e in listed["entries"]}
     assert [] == json.loads(verified.stdout)["findings"]
+
+
+def test_earlier_store_is_not_upgraded_by_who_only_asks(earlier: Path) -> None:
+    """A command that needs the database names the one that upgrades it; the hook needs none."""
+    database = (earlier / "store" / "manifest.db").read_bytes()
+
+    listed = _cachectl(earlier, "ls")
+    hooked = _cachectl(earlier, "hook", "recipe.yaml")
+
+    assert (3, True) == (listed.returncode, "cachectl db upgrade" in listed.stderr)
+    assert 0 == hooked.returncode
+    assert database == (earlier / "store" / "manifest.db").read_bytes()
 
 
 def test_earlier_store_serves_the_hook_or_says_why(earlier: Path) -> None:
@@ -86,6 +98,7 @@ def test_earlier_store_is_reindexed_after_its_database_was_lost(earlier: Path) -
 
 def test_earlier_store_reindex_leaves_a_damaged_manifest_out_and_says_so(earlier: Path) -> None:
     """One bit of one manifest: exit 1, the other entry is kept, the damaged one is named."""
+    _cachectl(earlier, "db", "upgrade")
     victim = next((earlier / "store" / "entries").rglob("*.json"))
     victim.chmod(0o644)
     victim.write_bytes(victim.read_bytes()[:-1])
@@ -98,6 +111,7 @@ def test_earlier_store_reindex_leaves_a_damaged_manifest_out_and_says_so(earlier
 
 def test_earlier_store_entries_are_shown_and_inspected(earlier: Path) -> None:
     """Each entry's manifest and artifact can be read."""
+    _cachectl(earlier, "db", "upgrade")
     for entry in json.loads(_cachectl(earlier, "ls", "--json").stdout)["entries"]:
         shown = _cachectl(earlier, "show", entry["key"], "--json")
         inspected = _cachectl(earlier, "inspect", entry["key"], "--json")

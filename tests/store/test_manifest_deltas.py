@@ -21,7 +21,7 @@ from cachectl.store.layout import StoreLayout
 from cachectl.store.manifest import ManifestRepo
 from cachectl.store.manifest_deltas import base_text, is_manifest_delta, manifest_delta, read_manifest_delta
 from cachectl.store.reading import read_manifest_file, stored_manifests
-from cachectl.store.writing import add_artifact, publish_entries
+from cachectl.store.writing import Publication, add_artifact, publish, publish_entries
 from tests.store.test_deltas import of_rank
 from tests.strategies import entry_documents
 
@@ -94,24 +94,47 @@ def publish_ranks(layout: StoreLayout, folder: Path, world_size: int) -> list[En
     return manifests
 
 
-def stored_bytes(layout: StoreLayout) -> int:
-    """Return how many bytes entries and blobs take."""
-    folders = (layout.entries, layout.blobs)
+def publish_set(layout: StoreLayout, manifests: list[EntryManifest]) -> None:
+    """Publish the warm set that the entries make, with its boot record."""
+    with ManifestRepo.open(layout.database) as repo:
+        publish(
+            layout,
+            repo,
+            Publication(
+                recipe="ranked",
+                recipe_digest=RECIPE,
+                raw_digest=digest_of("the recipe's bytes"),
+                paths=(".",),
+                request={"options": {"frozen_parameter": True}},
+                manifests=tuple(manifests),
+                reused=(),
+                created_at="2026-03-01T12:00:00Z",
+            ),
+        )
+
+
+def stored_bytes(*folders: Path) -> int:
+    """Return how many bytes the files below folders take."""
     return sum(path.stat().st_size for folder in folders for path in folder.rglob("*") if path.is_file())
 
 
 def test_64_ranks_take_no_more_than_twice_the_bytes_of_one_with_their_manifests(
     layout: StoreLayout, tmp_path: Path
 ) -> None:
-    """One real artifact of 64 ranks: blobs and manifests together; each manifest is read as it was written."""
+    """One real artifact of 64 ranks: blobs and manifests, and the whole store with its database; all can be read."""
     alone = StoreLayout(tmp_path / "alone")
     alone.create()
     ManifestRepo.open(alone.database, create=True).close()
-    publish_ranks(alone, tmp_path, 1)
+    publish_set(alone, publish_ranks(alone, tmp_path, 1))
 
     manifests = publish_ranks(layout, tmp_path, 64)
+    publish_set(layout, manifests)
 
-    assert stored_bytes(layout) <= 2 * stored_bytes(alone)
+    assert stored_bytes(layout.entries, layout.blobs) <= 2 * stored_bytes(alone.entries, alone.blobs)
+    assert stored_bytes(layout.root) <= 2 * stored_bytes(alone.root)
+    # No more for a rank than its row and its places in the indices.
+    assert layout.database.stat().st_size - alone.database.stat().st_size <= 63 * 1_500
+    assert [layout.database.name] == [path.name for path in layout.root.glob("manifest.db*")]
     read = [read_manifest_file(path) for path in stored_manifests(layout)]
     assert {item.entry.rank: item.document for item in read} == {
         manifest.rank: manifest.to_document() for manifest in manifests

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cachectl.identity.topology import rank_topology, topology_part
 from cachectl.schemas.boot import BootRecord, Member, WarmSet
 from cachectl.schemas.canonical import digest_of
-from cachectl.store.records import SETS_KEPT, members_of_ranks, with_warm_set
+from cachectl.store.records import SETS_KEPT, members_of_ranks, tied_to_cut, with_warm_set
 from tests.strategies import BOOT_RECORDS, MEMBERS, WARM_SETS
 
 
@@ -50,6 +54,28 @@ def test_with_warm_set_many_drops_the_oldest() -> None:
     assert [digest_of(str(number)) for number in reversed(range(5, SETS_KEPT + 5))] == [
         item.warm_set for item in record.sets
     ]
+
+
+def test_with_warm_set_many_of_one_cut_leave_the_newest_of_another() -> None:
+    """Who builds again and again in one cut, or on one toolchain, takes no other's only set; their older ones go."""
+    other_cut = replace(warm_set("apart"), ranks_per_node=1)
+    other_tools = replace(warm_set("tools"), request={"toolchain": {"torch": "2.12"}})
+    record = joined(joined(None, other_tools), other_cut)
+    for number in range(SETS_KEPT + 5):
+        record = joined(record, replace(warm_set(str(number)), ranks_per_node=2))
+
+    newest = [digest_of(str(number)) for number in reversed(range(7, SETS_KEPT + 5))]
+    assert SETS_KEPT == len(record.sets)
+    assert [*newest, digest_of("apart"), digest_of("tools")] == [item.warm_set for item in record.sets]
+
+
+@pytest.mark.parametrize(
+    ("found", "tied"),
+    [({"device_index": 0}, True), ({"local_rank": None}, True), ({"groups": {"1": [[0]]}}, False), ({}, False)],
+)
+def test_tied_to_cut_where_an_artifact_holds_anything_of_it(found: dict[str, object], tied: bool) -> None:
+    """A device by number or a launcher's variable ties it; a process group has the same ranks in every cut."""
+    assert tied == tied_to_cut(rank_topology(topology_part({}), 0, found))
 
 
 @given(st.lists(MEMBERS, max_size=6), st.none() | st.frozensets(st.integers(0, 127), max_size=4))

@@ -468,7 +468,7 @@ def mounted(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
 
     yield mount
     for folder in folders:
-        subprocess.run(["umount", str(folder)], check=True)
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def test_publish_on_a_disk_that_fills_shows_nothing_half(

@@ -42,6 +42,9 @@ _RANDOM = words(
     "manual_seed seed native_dropout dropout alpha_dropout feature_dropout"
 )
 
+# Of torch.nn.init what draws nothing.
+_FILLS = words("zeros_ ones_ constant_ eye_ dirac_ calculate_gain")
+
 _RANDOM_METHODS = words(
     "normal_ uniform_ random_ bernoulli_ bernoulli exponential_ geometric_ cauchy_ log_normal_ multinomial"
 )
@@ -95,7 +98,11 @@ class CompiledRules(NpuRules):
         self.foreign_place(frame, node, kwargs)
         if module == "builtins":
             self._builtin(frame, node, name, args)
-        elif path.startswith(("random.", "numpy.random.")) or (module == "torch" and name in _RANDOM):
+        elif (
+            path.startswith(("random.", "numpy.random."))
+            or (module == "torch" and name in _RANDOM)
+            or (module == "torch.nn.init" and name not in _FILLS)
+        ):
             if not (name == "dropout" and not _active(args, kwargs, "train", 2)):
                 self.report(frame, node, "random-numbers", "error", f"`{shown}` draws random numbers")
         elif module == "torch.nn.functional" and name in _DROPOUTS:

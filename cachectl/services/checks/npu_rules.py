@@ -9,6 +9,7 @@ import ast
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from cachectl.schemas.check import STRIDED_OPERATORS
 from cachectl.services.checks.calls import CallReader
 from cachectl.services.checks.state_rules import Findings, StateRules, text_of
 from cachectl.services.checks.values import (
@@ -30,6 +31,12 @@ __all__ = ["NpuRules", "Setting"]
 _FIA = words(
     "npu_fused_infer_attention_score npu_fused_infer_attention_score_v2 npu_incre_flash_attention "
     "npu_prompt_flash_attention npu_fused_infer_attention_score_v3 npu_fused_infer_attention_score.out"
+)
+
+# Those of torch_npu whose lengths are list[int] and nothing else (torch_npu 2.13, their schemas).
+_LISTS_ONLY = words(
+    "npu_fused_infer_attention_score npu_fused_infer_attention_score_v2 npu_incre_flash_attention "
+    "npu_prompt_flash_attention"
 )
 
 _LENGTH_ARGUMENTS = words(
@@ -95,12 +102,12 @@ class NpuRules(StateRules):
         values = [*args, *(kwargs.get(keyword.arg or "") for keyword in node.keywords)]
         for source, value in zip(sources, values, strict=False):
             for member in alternatives(value):
-                if isinstance(member, Tensor) and member.sliced:
+                if isinstance(member, Tensor) and member.sliced and operator not in STRIDED_OPERATORS:
                     what = f"`{text_of(source)}`, {member.sliced}, goes into {operator}"
                     self.report(frame, node, "non-contiguous", "warning", what)
         if operator in _FIA or any(name in _LENGTH_ARGUMENTS for name in kwargs):
             for name in sorted(_LENGTH_ARGUMENTS & kwargs.keys()):
-                self._fia_lengths(frame, node, operator, name, kwargs[name])
+                self._fia_lengths(frame, node, operator, name, kwargs[name], lists_only=operator in _LISTS_ONLY)
         known = self.setting.references
         if known is not None and operator not in known:
             what = f"{operator} has no reference in the simulation"
@@ -119,7 +126,9 @@ class NpuRules(StateRules):
         for name in sorted(_LENGTH_ARGUMENTS & kwargs.keys()):
             self._fia_lengths(frame, node, operator, name, kwargs[name])
 
-    def _fia_lengths(self, frame: Frame, node: ast.Call, operator: str, name: str, value: Value) -> None:
+    def _fia_lengths(
+        self, frame: Frame, node: ast.Call, operator: str, name: str, value: Value, *, lists_only: bool = False
+    ) -> None:
         self.lengths_in(frame, value, f"as {name} of {operator}")
         if NONE in alternatives(value):
             return  # None or lengths: which, the call says, and it isn't known.
@@ -137,6 +146,14 @@ class NpuRules(StateRules):
             elif mode == "npugraph_ex" and not dynamic:
                 what = f"{name} is a list[int], and dynamic is false: each step's values are another graph"
                 self.report(frame, node, "fia-lengths", "error", what)
+        elif kinds == {"tensor"} and lists_only:
+            what = f"{name} is a Tensor, and torch_npu's {operator} takes list[int]"
+            rewrite = (
+                "lengths as list[int], with dynamic: true"
+                if mode == "npugraph_ex"
+                else "torchair.ops' operator, which takes a Tensor, with dynamic: false"
+            )
+            self.report(frame, node, "fia-lengths", "error", what, rewrite)
         elif kinds == {"tensor"} and dynamic:
             what = f"{name} is a Tensor, and dynamic is true"
             rewrite = "dynamic: false; the lengths are read on the device, and the graph stays one"

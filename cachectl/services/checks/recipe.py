@@ -20,7 +20,7 @@ from cachectl.runtimes import simulated
 from cachectl.schemas.check import Finding, rule_finding
 from cachectl.schemas.recipe_yaml import RecipeYaml
 
-__all__ = ["advice", "check_recipe", "reference_operators"]
+__all__ = ["advice", "check_recipe", "compiles_prefill", "near_option", "reference_operators"]
 
 _OLDEST_TORCH = (2, 6)
 _MODE = {
@@ -56,6 +56,10 @@ def check_recipe(recipe: Mapping[str, Any], path: Path, shown: str, search_path:
     if recipe["device"] == "npu" and isinstance(device, str) and not device.startswith("npu"):
         what = f"model.config says device {device}, and the recipe npu"
         yield found("not-on-npu", "error", what, "model", "config", "device", rewrite="model: {config: {device: npu}}")
+    for index, function in enumerate(recipe["functions"]):
+        if compiles_prefill(function["method"]):
+            what = f"{function['method']} is a prefill, and is compiled"
+            yield found("compiled-prefill", "warning", what, "functions", index, "method")
     if section["mode"] == "npugraph_ex":
         yield from _options(section, wheel_options(npu_folder), found)
         yield from _task_queue(recipe, found)
@@ -75,26 +79,43 @@ def check_recipe(recipe: Mapping[str, Any], path: Path, shown: str, search_path:
         yield found("unknown-option", "error", error.message, "compile", "dynamo", rewrite=error.hint)
 
 
+def compiles_prefill(method: str) -> bool:
+    """Say whether a method's name is that of a prefill, as the guides call it."""
+    words = set(method.rpartition(".")[2].lower().split("_"))
+    return "prefill" in words and not words & {"decode", "after"}
+
+
 def _options(section: Mapping[str, Any], wheel: Mapping[str, WheelOption] | None, found: Any) -> Iterator[Finding]:
     options = section["options"]
     for name, value in options.items():
         place = ("compile", "options", name)
         if name in HANDLES:
+            if value is None:
+                continue  # The default, written out as the guides do.
             what = f"{name} is {HANDLES[name]}, which no artifact can hold"
             yield found("option-value", "error", what, *place, rewrite="leave it out")
         elif wheel is not None and name not in wheel:
-            near = difflib.get_close_matches(name, wheel, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]}?" if near else f"it has: {', '.join(sorted(wheel))}"
-            yield found("unknown-option", "error", f"this torch_npu has no option {name}", *place, rewrite=hint)
+            what, hint = f"this torch_npu has no option {name}", near_option(name, wheel)
+            yield found("unknown-option", "error", what, *place, rewrite=hint)
         elif wheel is not None and (wrong := _wrong_value(wheel[name], value)) is not None:
             yield found("option-value", "error", f"{name}: {value!r} is no value of it", *place, rewrite=wrong)
     if options.get("force_eager") is True:
         what = "force_eager runs operator by operator: nothing is captured"
         yield found("option-value", "warning", what, "compile", "options", "force_eager", rewrite="leave it out")
+    if options.get("clone_input") is False:
+        what = "clone_input is off: later calls are copied into the first call's tensors"
+        rewrite = "leave it on, unless the program gives those tensors up after its first call"
+        yield found("option-value", "advice", what, "compile", "options", "clone_input", rewrite=rewrite)
     if options.get("frozen_parameter") is not True and (wheel is None or "frozen_parameter" in wheel):
         what = "frozen_parameter is off: parameters' addresses are looked at in every replay"
         rewrite = "compile: {options: {frozen_parameter: true}}, where weights stay where they are"
         yield found("forgotten-option", "advice", what, "compile", "options", rewrite=rewrite)
+
+
+def near_option(name: str, wheel: Mapping[str, WheelOption]) -> str:
+    """Return which option a name that the wheel lacks may mean."""
+    near = difflib.get_close_matches(name, wheel, n=1, cutoff=0.5)
+    return f"did you mean {near[0]}?" if near else f"it has: {', '.join(sorted(wheel))}"
 
 
 def _wrong_value(option: WheelOption, value: Any) -> str | None:

@@ -27,6 +27,7 @@ from cachectl.services.checks.values import (
     Unknown,
     Value,
     alternatives,
+    has_tensor,
     is_cache_name,
     is_host,
     is_tensor,
@@ -233,6 +234,10 @@ class StateRules(Watcher):
             if is_cache_name(name) and (part.kind or part.argument):
                 self.report(frame, node, "returned-cache", "warning", f"the cache `{name}` is returned")
                 return
+        for name, item in _returned_fields(value):
+            if is_cache_name(name) and _is_kept_whole(item):
+                self.report(frame, node, "returned-cache", "warning", f"the cache `{name}` is returned")
+                return
         for name in _returned_names(node):
             found = frame.names.get(name)
             if is_cache_name(name) and isinstance(found, (Unknown, Seq, Union)) and _is_argument(frame, name):
@@ -338,6 +343,29 @@ def _tensors(value: Value) -> Iterator[Tensor]:
             for item in record.values():
                 if isinstance(item, Tensor):
                     yield item
+
+
+def _returned_fields(value: Value) -> Iterator[tuple[str, Value]]:
+    """Yield what a dict or a record that is returned holds, by its names."""
+    for member in alternatives(value):
+        held = (
+            member.known
+            if isinstance(member, Map)
+            else member.attrs
+            if isinstance(member, Obj)
+            else member.kwargs
+            if isinstance(member, ExtObj)
+            else {}
+        )
+        yield from ((name, item) for name, item in held.items() if isinstance(name, str))
+
+
+def _is_kept_whole(value: Value) -> bool:
+    """Say whether a value is a cache for sure: tensors, or an object; None and what isn't known are none."""
+    found = alternatives(value)
+    return all(
+        isinstance(item, (Tensor, Obj, ExtObj)) or (isinstance(item, Seq) and has_tensor(item)) for item in found
+    )
 
 
 def _returned_names(node: ast.Return) -> Iterator[str]:

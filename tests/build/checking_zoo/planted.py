@@ -178,6 +178,10 @@ class Model(nn.Module):
     def good_non_contiguous(self, x: Tensor) -> Tensor:
         return torch.ops.npu.npu_rms_norm(x.t().contiguous(), self.weight[:ROWS])[0]
 
+    def good_strided_write(self, x: Tensor, kv_len: Tensor) -> Tensor:
+        torch.ops.npu.scatter_update_(self.kv_cache, kv_len, x.repeat(1, 2)[:, None, :WIDTH], -2)
+        return x * self.kv_cache.sum(1)
+
     def bad_stream_sync(self, x: Tensor) -> Tensor:
         torch.npu.synchronize()
         return x + 1
@@ -196,6 +200,12 @@ class Model(nn.Module):
     def bad_fia_lengths(self, q: Tensor, k: Tensor, lengths: list[int]) -> Tensor:
         attended, _ = torch.ops.npu.npu_fused_infer_attention_score(
             q, k, k, actual_seq_lengths_kv=lengths, num_heads=2, input_layout="BNSD", scale=1.0
+        )
+        return attended
+
+    def bad_fia_tensor(self, q: Tensor, k: Tensor, lengths: Tensor) -> Tensor:
+        attended, _ = torch.ops.npu.npu_fused_infer_attention_score(
+            q, k, k, actual_seq_lengths_kv=lengths, num_heads=2, input_layout="BNSD"
         )
         return attended
 
@@ -286,6 +296,7 @@ def inputs(model: Model, rank: int, method: str) -> dict[str, Any]:
     more: dict[str, Any] = {
         "bad_grown_argument": {"past_key": torch.zeros(ROWS, 1, WIDTH)},
         "good_grown_cache": {"kv_len": torch.zeros(ROWS, dtype=torch.long)},
+        "good_strided_write": {"kv_len": torch.zeros(ROWS, dtype=torch.long)},
         "good_changed_attribute": {"count": torch.ones(())},
         "good_computed_rotary": {"positions": torch.zeros(ROWS, dtype=torch.long)},
         "bad_recompile": {"sizes": [3, 4]},

@@ -5,8 +5,11 @@ Every change that starts another trace says so with `ours=False`; torch's own gu
 
 from __future__ import annotations
 
+import abc
 import collections
+import dataclasses
 import enum
+import types
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -166,6 +169,143 @@ class Enumerations(nn.Module):
         return x
 
 
+def weighted(weight: float) -> Callable[[Any], Any]:
+    def decorate(function: Any) -> Any:
+        def run(self: Any, x: torch.Tensor) -> torch.Tensor:
+            return function(self, x) * weight
+
+        return run
+
+    return decorate
+
+
+class MadeBase:
+    def __init__(self, gain: float = 2.0, *, shift: float = 1.0) -> None:
+        self.gain, self.shift = gain, shift
+
+
+class Made(MadeBase):
+    def __init__(self) -> None:
+        super().__init__()
+
+    @weighted(3.0)
+    def scaled(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.gain + self.shift
+
+
+@dataclasses.dataclass
+class Output:
+    value: Any = None
+    gain: float = 2.0
+    parts: list[float] = dataclasses.field(default_factory=list)
+
+
+class Makes(nn.Module):
+    """Makes objects of its own: their functions' defaults and closures have no place that torch could guard."""
+
+    def decode(self, x: torch.Tensor) -> torch.Tensor:
+        output = Output(Made().scaled(x))
+        return output.value * output.gain + len(output.parts)
+
+
+class Quiet:
+    """Has none of the methods that Python looks for by itself."""
+
+
+class Mark(abc.ABC):
+    @abc.abstractmethod
+    def marked(self) -> bool:
+        """Say so; what is registered need not."""
+
+
+class Mask(Mark):
+    pass
+
+
+class Decides(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.quiet, self.first, self.second = Quiet(), Quiet(), Quiet()
+
+    def decode(self, x: torch.Tensor) -> torch.Tensor:
+        x = x * 2 if self.quiet else x * 3
+        if self.first == self.second:
+            x = x + 1
+        if isinstance(self.quiet, Mark) or issubclass(type(self.first), (int, Mask)):
+            x = x + 2
+        return x
+
+
+class Plugged(nn.Module):
+    def decode(self, x: torch.Tensor) -> torch.Tensor:
+        if hasattr(types, "fused") or hasattr(torch.ops.aten, "no_such_operator"):
+            x = x * 2
+        return x * getattr(plug, "gain", 3.0) + len(Base.__subclasses__())
+
+
+def plug(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+class Base:
+    pass
+
+
+class Only(Base):
+    pass
+
+
+class Lean:
+    __slots__ = ("gain",)
+
+    def __init__(self) -> None:
+        self.gain = 2.0
+
+    def scaled(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.gain
+
+
+class Kept(nn.Module):
+    """What other processes find as it was: an object of slots, and items under members of an enumeration."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lean = Lean()
+        self.table = {Kind.FULL: 2.0}
+
+    def decode(self, x: torch.Tensor) -> torch.Tensor:
+        return self.lean.scaled(x) * self.table[Kind.FULL] + (1 if Kind.SPARSE in self.table else 2)
+
+
+class Kind(enum.Enum):
+    FULL = "full"
+    SPARSE = "sparse"
+
+
+def defaults_of(function: Any, **values: Any) -> Callable[[Any, dict[str, Any]], AbstractContextManager[Any]]:
+    def apply(model: Any, call: dict[str, Any]) -> AbstractContextManager[Any]:
+        old = function.__defaults__, function.__kwdefaults__
+        wanted = values.get("defaults", old[0]), values.get("keywords", old[1])
+
+        def put(held: tuple[Any, Any]) -> None:
+            function.__defaults__, function.__kwdefaults__ = held
+
+        return _restored(lambda: put(wanted), lambda: put(old))
+
+    return apply
+
+
+def other_weight(model: Any, call: dict[str, Any]) -> AbstractContextManager[Any]:
+    run: Any = vars(Made)["scaled"]
+    cell = run.__closure__[run.__code__.co_freevars.index("weight")]
+    return _restored(lambda: setattr(cell, "cell_contents", 5.0), lambda: setattr(cell, "cell_contents", 3.0))
+
+
+def one_more_subclass(model: Any, call: dict[str, Any]) -> None:
+    # Held by nobody but the model: gone with it.
+    model.late = type("Late", (Base,), {})
+
+
 def inherits(kind: type, *bases: type) -> Callable[[Any, dict[str, Any]], AbstractContextManager[Any]]:
     def apply(model: Any, call: dict[str, Any]) -> AbstractContextManager[Any]:
         old = kind.__bases__
@@ -187,6 +327,9 @@ def reordered(model: Any, call: dict[str, Any]) -> None:
     model.terms["a"] = model.terms.pop("a")
 
 
+UNPLACED = "a function of an object that the traced code made has no place, and torch guards no default or cell of it"
+NATIVE = "Dynamo asks Python, and guards the class's address"
+NO_NAME = "torch guards no name that a module or a function lacks"
 MODULE_CALL = nn.Module.__call__
 MODULE_GETATTR = nn.Module.__getattr__
 SHADOWS = "what a class's __getattr__ answered is set now, and torch guards no absence"
@@ -265,6 +408,56 @@ ABSENCES: dict[str, Animal] = {
             "attributes of a linear": _refused(
                 patched(nn.Linear, "__getattr__", lambda self, name: MODULE_GETATTR(self, str(name))), TORCH
             ),
+        },
+    ),
+    "makes": Animal(
+        Makes,
+        vector,
+        {
+            "unchanged": NOTHING,
+            "default": _refused(defaults_of(MadeBase.__init__, defaults=(4.0,)), UNPLACED),
+            "keyword default": _refused(defaults_of(MadeBase.__init__, keywords={"shift": 4.0}), UNPLACED),
+            "closure": _refused(other_weight, UNPLACED),
+            "field": _refused(
+                defaults_of(Output.__init__, defaults=(None, 4.0, *Output.__init__.__defaults__[2:])), UNPLACED
+            ),
+        },
+    ),
+    "decides": Animal(
+        Decides,
+        vector,
+        {
+            "unchanged": NOTHING,
+            "unread method": patched(Quiet, "other", lambda self: False),
+            "truth": _refused(patched(Quiet, "__bool__", lambda self: False), NATIVE),
+            "length": _refused(patched(Quiet, "__len__", lambda self: 0), NATIVE),
+            "equality": _refused(patched(Quiet, "__eq__", lambda self, other: True), NATIVE),
+            "same object": _refused(lambda m, c: setattr(m, "second", m.first), "torch tells tensors apart only"),
+            "other object": assign("second", Quiet()),
+            # For good: this is the last change.
+            "what it counts as": _refused(lambda m, c: Mask.register(Quiet) and None, NATIVE),
+        },
+    ),
+    "plugged": Animal(
+        Plugged,
+        vector,
+        {
+            "unchanged": NOTHING,
+            "unread name": patched(types, "unread", 1),
+            "name of a module": _refused(patched(types, "fused", 1), NO_NAME),
+            "operator": _refused(patched(torch.ops.aten, "no_such_operator", 1), NO_NAME),
+            "name of a function": _refused(patched(plug, "gain", 5.0), NO_NAME),
+            "one more subclass": one_more_subclass,
+        },
+    ),
+    "kept": Animal(
+        Kept,
+        vector,
+        {
+            "unchanged": NOTHING,
+            "slot": assign("lean.gain", 3.0),
+            "item": lambda m, c: m.table.update({Kind.FULL: 3.0}),
+            "late item": lambda m, c: m.table.update({Kind.SPARSE: 3.0}),
         },
     ),
     "enumerations": Animal(

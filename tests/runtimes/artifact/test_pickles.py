@@ -82,7 +82,11 @@ def test_read_pickle_each_class_path_names_its_runtime(pack: Pack, module: str, 
     code=st.binary(),
     parameters=st.lists(st.tuples(st.text(st.characters(codec="utf-8")), st.booleans())),
 )
-@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(
+    max_examples=50,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    deadline=None,
+)
 def test_read_pickle_any_fields_come_back(
     pack: Pack, name: str, code: bytes, parameters: list[tuple[str, bool]]
 ) -> None:

@@ -46,7 +46,7 @@ def run_simulated(simulated_environment: dict[str, str]) -> Callable[..., Finish
             env={**simulated_environment, **(env or {})},
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=1000,
             check=False,
         )
         assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"

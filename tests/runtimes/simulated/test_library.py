@@ -43,7 +43,7 @@ def test_ensure_build_by_two_processes_gives_one_whole_build(environ: Mapping[st
         subprocess.Popen([sys.executable, "-c", source], env=from_here, stdout=subprocess.PIPE, text=True)
         for _ in range(2)
     ]
-    told = [child.communicate(timeout=120)[0].strip() for child in children]
+    told = [child.communicate(timeout=1000)[0].strip() for child in children]
     assert [0, 0] == [child.returncode for child in children]
     assert told[0] == told[1]
     assert [Path(told[0])] == list(cache_root(environ).iterdir())

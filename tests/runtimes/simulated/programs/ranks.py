@@ -2,9 +2,9 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
+import tempfile
 
 
 def rank_main(cache_dir, backend):
@@ -15,7 +15,9 @@ def rank_main(cache_dir, backend):
     import torch_npu  # noqa: F401 - before the backend is named
 
     warnings.filterwarnings("ignore")
-    dist.init_process_group(backend)
+    # Not by a port that was free a moment ago.
+    meeting = f"file://{os.environ['MEETING']}/store"
+    dist.init_process_group(backend, init_method=meeting, rank=int(os.environ["RANK"]), world_size=2)
     assert dist.get_backend() == backend
     rank = dist.get_rank()
 
@@ -53,20 +55,18 @@ def rank_main(cache_dir, backend):
 
 
 def main(cache_dir, backend):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
-    children = [
-        subprocess.Popen(
-            [sys.executable, __file__, cache_dir, backend],
-            env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    told = [child.communicate(timeout=200)[0] for child in children]
+    with tempfile.TemporaryDirectory() as meeting:
+        shared = {**os.environ, "MEETING": meeting, "WORLD_SIZE": "2"}
+        children = [
+            subprocess.Popen(
+                [sys.executable, __file__, cache_dir, backend],
+                env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(2)
+        ]
+        told = [child.communicate(timeout=900)[0] for child in children]
     if any(child.returncode for child in children):
         raise SystemExit(f"ranks ended with {[child.returncode for child in children]}")
     json.dump([json.loads(text.splitlines()[-1]) for text in told], sys.stdout)
