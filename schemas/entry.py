@@ -173,7 +173,7 @@ class EntryManifest(Document):
     """An entry manifest's payload: the key parts whole, the files, the evidence and the provenance."""
 
     schema_version: Literal["cachectl/entry/v1"] = Field(default="cachectl/entry/v1", alias="schema")
-    key_version: Literal[1, 2] = 2
+    key_version: Literal[1, 2, 3] = 3
     key: Digest
     recipe: _Text
     method: _Text
@@ -205,7 +205,8 @@ class EntryManifest(Document):
         for name, readable in (("schema", (ENTRY_SCHEMA,)), ("key_version", READABLE_KEY_VERSIONS)):
             found = document.get(name)
             if type(found) is bool or found not in readable:
-                wanted = " and ".join(map(repr, readable))
+                *others, last = map(repr, readable)
+                wanted = f"{', '.join(others)} and {last}" if others else last
                 raise DocumentError(f"entry manifest has {name} {found!r}, this program reads {wanted}")
         try:
             return cls.model_validate(dict(document))

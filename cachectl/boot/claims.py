@@ -184,6 +184,8 @@ def sweep(root: Path, remove: Callable[[Path], None], *, now_s: float | None = N
     except OSError:
         return 0
     finally:
+        # A process that was forked meanwhile holds it, too.
+        try_lock(stamp, fcntl.LOCK_UN)
         os.close(stamp)
 
 

@@ -6,6 +6,7 @@ sets before it as they are. Standard library only; the store is only read.
 
 from __future__ import annotations
 
+import _thread
 import math
 import time
 from collections.abc import Iterable, Mapping
@@ -146,12 +147,19 @@ class UnfinishedHandout:
         # Noted before it is written: half of it has to go, too.
         self._paths.update((key, folder / bare_hex(key)) for key in missing)
         timings: list[Timing] = []
+        unpacking = _thread.allocate_lock()
 
         def lay(entry: StoredEntry) -> None:
             timing = Timing()
             timings.append(timing)
             self._paths[entry.key] = lay_down(
-                BlobStore(self.layout), entry, folder, deadline_s=self.deadline_s, timing=timing, node=self._node
+                BlobStore(self.layout),
+                entry,
+                folder,
+                deadline_s=self.deadline_s,
+                timing=timing,
+                node=self._node,
+                unpacking=unpacking,
             )
 
         started = time.perf_counter()

@@ -30,7 +30,7 @@ from cachectl.boot.candidates import (
 from cachectl.boot.env_file import env_file_of, shell_lines, write_env_file
 from cachectl.boot.handing import NoWarmDirError, UnfinishedHandout
 from cachectl.boot.handout import Handout, HookSeconds
-from cachectl.boot.materialize import DeadlineError
+from cachectl.boot.materialize import DeadlineError, NoRoomError
 from cachectl.boot.options import DEFAULT_DEADLINE_S, HookOptions, parse_arguments
 from cachectl.boot.starts import QuarantinedError
 from cachectl.errors import (
@@ -218,6 +218,8 @@ def _choose(
         warm_set = item.warm_set if isinstance(item, Candidate) else item
         if warm_set.ranks_per_node in ended:
             continue
+        if not making.room:
+            break
         try:
             refuse_late(making.deadline_s)
             candidate = item if isinstance(item, Candidate) else compare(item)
@@ -225,7 +227,7 @@ def _choose(
                 reasons = reasons or candidate.against
             elif candidate.pending and making.room == 1 and candidate is not item:
                 waiting.append(candidate)
-            elif making.room:
+            else:
                 making.add(candidate)
                 if not candidate.pending:
                     ended.add(warm_set.ranks_per_node)
@@ -238,6 +240,8 @@ def _choose(
             break
         except CachectlError as error:
             damage.append(_reason_of(error))
+            if isinstance(error, NoRoomError) and making.sets:
+                break  # Each further one would fill the disk anew.
     return damage if making.sets else [*damage, *reasons]
 
 

@@ -145,7 +145,8 @@ class CachedMethod:
         sets = self.handout.sets
         if len(sets) < 2 or all(handed.ranks_per_node is None for handed in sets):
             return sets
-        here = self._cut(sets[0].request.get("topology") or {})
+        topology = sets[0].request.get("topology")
+        here = self._cut(topology if isinstance(topology, dict) else {})
         return sorted(sets, key=lambda handed: of_other_cut(handed.ranks_per_node, here))
 
     def _cut(self, topology: Mapping[str, Any]) -> int | None:

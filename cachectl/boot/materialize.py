@@ -13,7 +13,7 @@ import hashlib
 import os
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 
 from cachectl.boot.acting import acting_as
@@ -30,22 +30,23 @@ TYPE_CHECKING = False  # typing took 3 ms of the hook's start
 if TYPE_CHECKING:
     from typing import BinaryIO
 
-__all__ = ["DEADLINE_HINT", "DeadlineError", "Timing", "describe_write_error", "lay_down"]
+__all__ = ["DEADLINE_HINT", "DeadlineError", "NoRoomError", "Timing", "describe_write_error", "lay_down"]
 
 DEADLINE_HINT = "give more with --deadline SECONDS, or put the store nearer to the node"
 # Small enough to stay in the processor's cache between reading, hashing and writing (bench/hook.py: 1.77 to 1.61).
 _CHUNK_BYTES = 256 << 10
 # Linux: _IOW(0x94, 9, int), linux/fs.h. Btrfs, XFS, bcachefs; the others refuse.
 _FICLONE = 0x40049409
-# Held by the thread that copies a blob which the store holds as a delta: what it stands for lies in memory, with its
-# base, up to 64 MiB each. Several at once would take the memory of an init container.
-_unpacking = _thread.allocate_lock()
 _LONGEST_S = 24 * 3600.0
-_ROOM_PAUSE_S, _ROOM_TRIES = 0.02, 10
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class DeadlineError(StoreError):
     """The hook's deadline passed before it was done."""
+
+
+class NoRoomError(StoreError):
+    """The hand-out's disk is full."""
 
 
 @dataclass
@@ -76,6 +77,7 @@ def lay_down(
     deadline_s: float,
     timing: Timing,
     node: NodeCopy | None = None,
+    unpacking: _thread.LockType | None = None,
 ) -> Path:
     """Write an entry's files below `handout` as the runtime wants them; return the method's folder.
 
@@ -85,6 +87,7 @@ def lay_down(
     Args:
         deadline_s: on the monotonic clock; checked between chunks.
         node: the node copy, which is taken first and gets what it does not have; None for none.
+        unpacking: held while a blob is copied that the store has as a delta; of threads that lay down entries at once.
 
     Raises:
         ArtifactNotFoundError, ArtifactCorruptedError, StoreError: the entry can't be handed out; what was written so
@@ -93,7 +96,7 @@ def lay_down(
     """
     base = handout / bare_hex(entry.key)
     method_folder = base / entry.runtime_path
-    copier = _Copier(blobs, deadline_s, timing, node)
+    copier = _Copier(blobs, deadline_s, timing, node, unpacking)
     try:
         _refuse_noexec(entry, handout)
         _private_parents(method_folder, handout)
@@ -118,7 +121,7 @@ def lay_down(
 def describe_write_error(error: OSError, handout: Path) -> StoreError:
     """Return the error for a hand-out that can't be written."""
     reason = error.strerror or type(error).__name__
-    return StoreError(
+    return (NoRoomError if error.errno in _FULL else StoreError)(
         f"can't write the hand-out {handout}: {reason}",
         hint="free space or inodes there, or pass --warm-dir DIR to a folder with room",
     )
@@ -132,6 +135,7 @@ class _Copier:
     deadline_s: float
     timing: Timing
     node: NodeCopy | None
+    unpacking: _thread.LockType | None
     # One for all chunks: a new one each time costs a tenth of reading, hashing and writing.
     buffer: memoryview = field(default_factory=lambda: memoryview(bytearray(_CHUNK_BYTES)), repr=False)
 
@@ -166,16 +170,7 @@ class _Copier:
         return right
 
     def _from_store(self, item: ArtifactFile, descriptor: int, pending: Pending | None) -> None:
-        # The store is read with this process's own rights, the hand-out written with its owner's.
-        with acting_as(os.getuid()):
-            whole = os.path.lexists(self.blobs.layout.blob(item.digest))
-        with _alone(self.deadline_s) if not whole else nullcontext():
-            self._from_blob(item, descriptor, pending)
-
-    def _from_blob(self, item: ArtifactFile, descriptor: int, pending: Pending | None) -> None:
-        with acting_as(os.getuid()):
-            opened = self.blobs.open(item.digest)
-        with opened as source:
+        with self._opened(item) as source:
             try:
                 digest, size_bytes = self._copy(item, source, descriptor, pending)
             except _UnreadableError as error:
@@ -186,6 +181,26 @@ class _Copier:
                 path=self.blobs.layout.blob(item.digest),
                 hint="run: cachectl verify",
             )
+
+    @contextmanager
+    def _opened(self, item: ArtifactFile) -> Iterator[BinaryIO]:
+        """Open a blob of the store, which is read with this process's own rights.
+
+        What a delta stands for lies in memory, with its base, up to 64 MiB each: one at a time, since several would
+        take the memory of an init container.
+        """
+        with acting_as(os.getuid()):
+            held = None if os.path.lexists(self.blobs.layout.blob(item.digest)) else self.unpacking
+        if held is not None and not held.acquire(timeout=min(max(0.0, self.deadline_s - time.monotonic()), _LONGEST_S)):
+            raise _late()
+        try:
+            with acting_as(os.getuid()):
+                opened = self.blobs.open(item.digest)
+            with opened as source:
+                yield source
+        finally:
+            if held is not None:
+                held.release()
 
     def _copy(self, item: ArtifactFile, source: BinaryIO, descriptor: int, pending: Pending | None) -> tuple[str, int]:
         """Copy and return digest and size of what was written."""
@@ -219,23 +234,13 @@ class _Copier:
         return DIGEST_PREFIX + hasher.hexdigest(), size_bytes
 
     def _write(self, descriptor: int, view: memoryview) -> None:
-        in_vain = 0
         while view:
             try:
                 view = view[os.write(descriptor, view) :]
-                in_vain = 0
             except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT) or self.node is None:
-                    raise
                 # What the node keeps is for speed, the hand-out is for this boot.
-                if self.node.make_room():
-                    in_vain = 0
-                    continue
-                # Another thread or hook may just have made the room; of what is being read it is there at its end.
-                in_vain += 1
-                if in_vain > _ROOM_TRIES:
+                if error.errno not in _FULL or self.node is None or not self.node.make_room():
                     raise
-                time.sleep(_ROOM_PAUSE_S)
 
     def _clone(self, source: BinaryIO, descriptor: int) -> bool:
         """Let the new file share the source's blocks; False where the file system can't."""
@@ -249,17 +254,6 @@ class _Copier:
         except OSError:
             self.timing.clones = False
             return False
-
-
-@contextmanager
-def _alone(deadline_s: float) -> Iterator[None]:
-    """Run the block while no other thread is in one. Raises DeadlineError where that is not soon enough."""
-    if not _unpacking.acquire(timeout=min(max(0.0, deadline_s - time.monotonic()), _LONGEST_S)):
-        raise _late()
-    try:
-        yield
-    finally:
-        _unpacking.release()
 
 
 def _late() -> DeadlineError:

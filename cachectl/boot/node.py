@@ -41,6 +41,8 @@ NODE_DAYS_KEPT = 30
 _SPARE_BYTES = 64 << 20
 _SPARE_FILES = 256
 _PAUSES_S = (0.002, 0.005, 0.01, 0.02, 0.05)
+# For room that is about to be free; both together once a hook.
+_ROOM_WAITS, _ROOM_PAUSE_S = 10, 0.02
 _TOUCHED_S = 3600.0
 _FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _IN_MEMORY = ("tmpfs", "ramfs")
@@ -92,12 +94,16 @@ class Pending:
 
 @dataclass
 class NodeCopy:
-    """Blobs by content below one folder. `told` is what went wrong with them and was mended."""
+    """Blobs by content below one folder. `told` is what went wrong with them and was mended.
+
+    Several threads of one hook may use it.
+    """
 
     root: Path
     told: list[Reason] = field(default_factory=list)
     # Whether this process has added a blob: only then is there something to bound.
     added: bool = False
+    _room_waits: int = _ROOM_WAITS
 
     def path(self, digest: str) -> Path:
         """Return where a blob lies."""
@@ -141,7 +147,7 @@ class NodeCopy:
         """
         lock = self._lock(digest, deadline_s) if self._has_room(size_bytes) else None
         if lock is None or os.path.lexists(self.path(digest)):
-            _close(lock)
+            _let_go(lock)
             yield None
             return
         pending: Pending | None = None
@@ -152,7 +158,7 @@ class NodeCopy:
             if pending is not None:
                 os.close(pending.descriptor)
                 _unlink(self._pending_path(digest))
-            _close(lock)
+            _let_go(lock)
 
     def keep(self, digest: str, pending: Pending, size_bytes: int) -> None:
         """Put a blob in place, whose bytes the caller has hashed and found right. Never raises."""
@@ -166,12 +172,20 @@ class NodeCopy:
             pass  # As without.
 
     def make_room(self) -> bool:
-        """Remove every blob, for a hand-out that does not fit on the disk; say whether any went. Never raises.
+        """Remove every blob, for a hand-out that does not fit on the disk; say whether it may fit now. Never raises.
 
-        Those too that are being laid down, by whichever thread or process.
+        Those too that are being laid down, by whichever thread or hook. Where another one has just removed them, or
+        somebody still reads them, the room is there a moment later: that is waited for, not long and not often.
         """
         paths = [path for _, _, path in self._all()]
-        return any([_give_up(path) if path.name.startswith(".") else _unlink(path) for path in paths])
+        went = [_give_up(path) if path.name.startswith(".") else _unlink(path) for path in paths]
+        if any(went):
+            return True
+        if self._room_waits <= 0:
+            return False
+        self._room_waits -= 1
+        time.sleep(_ROOM_PAUSE_S)
+        return True
 
     def forget_old(self, now_s: float | None = None) -> int:
         """Remove what was not used for long, and the longest unused beyond the bounds; say how many. Never raises.
@@ -290,6 +304,8 @@ def _empty(descriptor: int) -> None:
         pass  # It keeps its room until it is closed.
 
 
-def _close(descriptor: int | None) -> None:
-    if descriptor is not None:
-        os.close(descriptor)
+def _let_go(lock: int | None) -> None:
+    if lock is not None:
+        # A process that was forked meanwhile holds it, too.
+        try_lock(lock, fcntl.LOCK_UN)
+        os.close(lock)

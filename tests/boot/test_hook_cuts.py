@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from cachectl.boot.handout import Handout
 from cachectl.errors import DocumentError
 from cachectl.schemas.boot import WarmSet
+from tests.boot.hook_stores import overwrite, record_of
 from tests.boot.test_hook import handed_sets
 from tests.stores import OBSERVED, MadeStore, make_store
 
@@ -111,3 +114,37 @@ def test_hook_set_of_the_own_cut_that_is_damaged_leaves_the_other(world: MadeSto
     hooked = world.hook(environ=TWO_NODES)
 
     assert ([other], [("artifact", "blob", "absent")]) == (handed_sets(hooked), hooked.against)
+
+
+def test_hook_whose_places_are_taken_looks_at_no_other_set(world: MadeStore) -> None:
+    """Other cuts' sets are compared for a place only: what is wrong with them is nobody's matter here."""
+    publish(world, 8, ranks_per_node=8)
+    found = [publish(world, 4, ranks_per_node=4).warm_set]
+    mode = {"observed": {**OBSERVED, "MODE": "fast"}}
+    found += [publish(world, number, ranks_per_node=4, **mode).warm_set for number in range(3)]
+    _, record = record_of(world)
+    member = record.sets[-1].members[0]
+    overwrite(world.layout.manifest(member.key, member.manifest), b"{}")
+
+    hooked = world.hook(environ=TWO_NODES)
+
+    assert ([found[3], found[2], found[1], found[0]], []) == (handed_sets(hooked), hooked.against)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to mount")
+def test_hook_disk_that_is_full_with_one_set_is_not_filled_again(world: MadeStore, tmp_path: Path) -> None:
+    """Each other cut's set would be written up to where the disk is full, and be thrown away."""
+    for number, each in enumerate((1, 2, 4, 8)):
+        world.publish(str(number), ranks=range(8), cases=("b4",), size_bytes=400_000, ranks_per_node=each)
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=2600k,mode=0700", "tmpfs", str(disk)]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount")
+    try:
+        hooked = world.hook("--warm-dir", disk / "warm", environ=TWO_NODES)
+        sets = handed_sets(hooked)
+    finally:
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+    assert (1, [("store", "store", "absent")]) == (len(sets), hooked.against)

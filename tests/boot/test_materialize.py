@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import errno
 import gc
 import os
@@ -145,6 +146,34 @@ def test_lay_down_deadline_passed_stops(blobs: BlobStore, entry: StoredEntry, ha
     """Time is looked at before each chunk, and the hint says what to do."""
     with pytest.raises(DeadlineError, match="--deadline"):
         lay(blobs, entry, handout, within_s=-1)
+
+
+def test_lay_down_unpacks_one_delta_at_a_time(
+    blobs: BlobStore, entry: StoredEntry, handout: Path, tmp_path: Path
+) -> None:
+    """What a delta stands for lies in memory: one thread waits for another, in time; whole blobs wait for nobody."""
+    data = b"x" + DATA["compiled_module"][1:]
+    (tmp_path / "like").write_bytes(data)
+    digest, size_bytes = blobs.add_like(tmp_path / "like", digest_bytes(DATA["compiled_module"]))
+    as_delta = replace(
+        entry, key=digest_bytes(b"other"), files=(ArtifactFile("compiled_module", digest, size_bytes, 0o644),)
+    )
+    assert not blobs.layout.blob(digest).exists()
+    unpacking = _thread.allocate_lock()
+
+    def laid(one: StoredEntry, folder: Path, within_s: float) -> Path:
+        deadline_s = time.monotonic() + within_s
+        return lay_down(blobs, one, folder, deadline_s=deadline_s, timing=Timing(), unpacking=unpacking)
+
+    with unpacking:
+        whole = laid(entry, handout, 200.0)
+        with pytest.raises(DeadlineError, match="--deadline"):
+            laid(as_delta, handout, 0.05)
+    (tmp_path / "again").mkdir()
+    module = laid(as_delta, tmp_path / "again", 200.0) / "compiled_module"
+
+    assert (DATA["compiled_module"], data) == ((whole / "compiled_module").read_bytes(), module.read_bytes())
+    assert not unpacking.locked()
 
 
 def test_lay_down_planted_link_is_not_followed(

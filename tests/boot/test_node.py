@@ -214,6 +214,55 @@ def test_lay_down_full_disk_takes_the_node_copys_room(
     assert digest_bytes(DATA["compiled_module"]).removeprefix("sha256:") not in kept(node)
 
 
+def test_make_room_takes_what_is_being_laid_down(node: NodeCopy) -> None:
+    """Its room is free before its writer is done, which writes no more of it and keeps nothing."""
+    data = b"x" * (1 << 20)
+    with node.adding(digest_bytes(data), len(data), time.monotonic() + 200.0) as pending:
+        assert pending is not None
+        pending.write(memoryview(data)[: 1 << 19])
+        made = node.make_room()
+        sizes = [os.fstat(pending.descriptor).st_size]
+        pending.write(memoryview(data)[1 << 19 :])
+        sizes.append(os.fstat(pending.descriptor).st_size)
+        node.keep(digest_bytes(data), pending, len(data))
+
+    assert (True, [0, 0], []) == (made, sizes, kept(node))
+
+
+def test_make_room_that_nobody_can_make_ends(node: NodeCopy, lay: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What can't be removed makes no room; others' is waited for a few times, whichever files ask."""
+    lay()
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(errno.EACCES, "denied", str(path))
+
+    monkeypatch.setattr(os, "unlink", refuse)
+    waited = sum(1 for _ in range(100) if node.make_room())
+
+    assert (0 < waited < 20, False) == (True, node.make_room())
+
+
+def test_adding_a_forked_process_keeps_no_lock(node: NodeCopy) -> None:
+    """A program that forks while a thread of it lays a blob down: others can lay down the next one at once."""
+    digests = ["sha256:ab" + "0" * 62, "sha256:ab" + "1" * 62]
+    reading, writing = os.pipe()
+    with node.adding(digests[0], 1, time.monotonic() + 200.0):
+        child = os.fork()
+        if child == 0:
+            os.close(writing)
+            os.read(reading, 1)
+            os._exit(0)
+    try:
+        with node.adding(digests[1], 1, time.monotonic()) as pending:
+            found = pending is not None
+    finally:
+        os.close(writing)
+        os.waitpid(child, 0)
+        os.close(reading)
+
+    assert found
+
+
 def test_lay_down_clones_where_the_file_system_can(lay: Any, node: NodeCopy, monkeypatch: pytest.MonkeyPatch) -> None:
     """A clone is hashed as it lies there; a file system that refuses is asked once (stands for btrfs, XFS)."""
     lay()

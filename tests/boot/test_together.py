@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import _thread
+import errno
 import os
+import subprocess
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -65,6 +69,44 @@ def test_each_without_threads_to_be_had_does_it_alone(monkeypatch: pytest.Monkey
     assert [1, 2, 3] == done
 
 
+def test_each_interrupted_is_raised_when_nobody_runs() -> None:
+    """Also who only waits for the others any more."""
+    met, over = threading.Barrier(2, timeout=60), threading.Event()
+
+    def work(_: int) -> None:
+        met.wait()
+        if threading.current_thread() is not threading.main_thread():
+            _thread.interrupt_main()
+            time.sleep(0.3)
+            over.set()
+
+    with pytest.raises(KeyboardInterrupt):
+        each(work, [0, 1], 2)
+
+    assert over.is_set()
+
+
+@pytest.mark.parametrize(("limit", "workers"), [(256, 4), (8, 1)])
+def test_workers_for_have_their_files_open(monkeypatch: pytest.MonkeyPatch, limit: int, workers: int) -> None:
+    """A process that may open few more files lays entries down one by one."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3, 4, 5, 6, 7})
+    opened = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(os, "sysconf", lambda _: opened + limit)
+
+    assert workers == workers_for(1 << 30)
+
+
+def test_workers_for_where_the_system_does_not_say_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sandbox that knows no affinity is no reason to be cold."""
+
+    def refuse(_: int) -> set[int]:
+        raise OSError(errno.ENOSYS, "not implemented")
+
+    monkeypatch.setattr(os, "sched_getaffinity", refuse)
+
+    assert 1 == workers_for(1 << 30)
+
+
 def test_workers_for_another_user_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Acting as somebody else is the whole process's: no other thread may be under way."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3, 4, 5, 6, 7})
@@ -112,3 +154,21 @@ def test_hook_large_entry_damaged_leaves_nothing_of_its_set(large: MadeStore, ca
 
     assert ("warm", [3000, 3000]) == (hooked.outcome, sizes(large))
     assert ["artifact"] == [part for part, _, _ in hooked.against]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to mount")
+def test_hook_large_entries_with_room_for_one_node_copy_are_warm(made: MadeStore, tmp_path: Path) -> None:
+    """Each thread finds room for its blob's copy, and there is none for all: the hand-out comes first."""
+    made.publish("large", size_bytes=40 << 20)
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=148m,mode=0700", "tmpfs", str(disk)]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount")
+    try:
+        hooked = made.hook("--warm-dir", disk / "warm", environ={"CACHECTL_NODE_COPY": "always"})
+        found = [path.stat().st_size for path in (disk / "warm").rglob("compiled_module")]
+    finally:
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+    assert ("warm", [], [40 << 20] * 2) == (hooked.outcome, hooked.against, found)

@@ -149,3 +149,41 @@ def test_looking_that_fails_is_told_when_guards_are_read(monkeypatch: pytest.Mon
 
     with pytest.raises(ZeroDivisionError):
         unrepresented("        return x + len(self.names)\n", tmp_path)
+
+
+def test_function_of_a_class_made_by_a_function_is_found(tmp_path: Any) -> None:
+    """A class without a name of its own is told by where the traced code found it, its functions with it."""
+    body = """        return Holder.kinds[0]().scaled(x)
+
+
+def make(gain):
+    class Made:
+        def scaled(self, x, gain=gain):
+            return x * gain
+
+    return Made
+
+
+class Holder:
+    kinds = [make(2.0)]
+"""
+    assert [] == unrepresented(body, tmp_path)
+
+
+def test_hash_is_found_in_every_compile_and_not_for_keys(tmp_path: Any) -> None:
+    """Dynamo keeps the methods of its builtins from compile to compile; a key's hash changes nothing in a graph."""
+    asked = "        return x * (hash('abc') % 7)\n"
+    keyed = """        return x * KINDS[Kind.FULL]
+
+
+import enum
+
+
+class Kind(enum.Enum):
+    FULL = "full"
+
+
+KINDS = {Kind.FULL: 2.0}
+"""
+
+    assert [1, 1, 0, 1] == [len(unrepresented(body, tmp_path)) for body in (asked, asked, keyed, asked)]

@@ -224,6 +224,20 @@ def test_recorder_names_what_was_traced_and_nothing_else(folder: Path) -> None:
             "class Special(Block):\n    def mix(self, x):\n        return x\n",
             "traced/model.py: class Special",
         ),
+        # What Python looks for by itself, and a method that nobody asks for.
+        *(
+            (
+                "model",
+                "class Special(Block):",
+                f"class Special(Block):\n    def {name}(self, *args):\n        return 0\n",
+                wanted,
+            )
+            for name, wanted in (
+                ("__len__", "traced/model.py: class Special"),
+                ("__init__", "traced/model.py: class Special"),
+                ("other", None),
+            )
+        ),
     ],
 )
 def test_recorder_document_tells_edits_apart(folder: Path, name: str, old: str, new: str, wanted: str | None) -> None:

@@ -229,6 +229,7 @@ def test_lengths_and_plain_values_run_no_foreign_code() -> None:
         ("L['x'].size()[1]", ("L:x", "@size:1"), "x.size(1)"),
         ("L['x'].stride()[0]", ("L:x", "@stride:0"), "x.stride(0)"),
         ("L['x'].storage_offset()", ("L:x", "@offset"), "x.storage_offset()"),
+        ("G['Base'].__subclasses__()[0]", ("G:Base", "@subclasses", "#0"), "Base.__subclasses__()[0]"),
         ("L['lens'][0]", ("L:lens", "#0"), "lens[0]"),
         ("L['d'][True]", ("L:d", "=true"), "d[true]"),
         ("L['d'][(1, 'a')]", ("L:d", '={"$tuple":[1,"a"]}'), 'd[{"$tuple":[1,"a"]}]'),

@@ -15,7 +15,7 @@ from cachectl.schemas.boot import StoredEntry
 from cachectl.schemas.canonical import digest_bytes, digest_of
 from cachectl.schemas.entry import EntryManifest
 from cachectl.schemas.envelope import ENTRY_PAYLOAD_TYPE, Envelope, Signature
-from cachectl.schemas.keying import compute_key
+from cachectl.schemas.keying import KEY_VERSION, compute_key
 from cachectl.store.blobs import BlobStore
 from cachectl.store.layout import StoreLayout
 from cachectl.store.manifest import ManifestRepo
@@ -54,7 +54,7 @@ def document(rank: int, files: list[dict[str, Any]], world_size: int = 64) -> di
     }
     return {
         "schema": "cachectl/entry/v1",
-        "key_version": 2,
+        "key_version": KEY_VERSION,
         "key": compute_key(parts),
         "recipe": "ranked",
         "method": "main_decode",
