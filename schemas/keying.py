@@ -29,8 +29,8 @@ __all__ = [
 ]
 
 # 2: guard sheets say what classes inherit and what was not there, and `sources` holds what runs untraced.
-# 3: guard sheets say what modules and functions lack, which objects are one, what abstract classes say of an object, and
-# the defaults and closures of functions of objects that traced code makes.
+# 3: guard sheets say what modules and functions lack, which objects are one, what abstract classes say of an object,
+# and the defaults and closures of functions of objects that traced code makes.
 KEY_VERSION = 3
 # Whose entries are listed and verified; only those of KEY_VERSION are ever used.
 READABLE_KEY_VERSIONS = (1, 2, 3)
