@@ -20,7 +20,12 @@ def main() -> int:
             return print_help()
         from cachectl.boot.hook import main as run_hook
 
-        return run_hook(arguments[1:])
+        try:
+            return run_hook(arguments[1:])
+        except KeyboardInterrupt:
+            # Somebody at a terminal: 128 + SIGINT, as the other commands say.
+            sys.stderr.write("cachectl: interrupted\n")
+            return 130
     if arguments[:1] == ["exec"]:
         ours = arguments[1 : arguments.index("--")] if "--" in arguments else arguments[1:]
         if any(argument in ("--help", "-h") for argument in ours):

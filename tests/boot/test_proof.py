@@ -39,6 +39,7 @@ class Model:
         self.layers = [Layer(), Layer()]
         self.options = {"gain": 1, "late": None}
         self.names = frozenset({"a", "b"})
+        self._forward_hooks = {-7: None, -5: None}
 
     def decode(self, x: int, lengths: list[int], *, flag: bool = True) -> float:
         return self.scale * x * len(lengths) * LIMIT if flag else 0.0
@@ -68,6 +69,7 @@ def run_code() -> Any:
         (("L:self", ".layers"), ["length", 2], ["length", 3]),
         (("L:self", ".options"), ["keys", ["gain", "late"]], ["keys", ["gain"]]),
         (("L:self", ".options"), ["ordered", ["gain", "late"]], ["ordered", ["late", "gain"]]),
+        (("L:self",), ["hooks", "_forward_hooks", [[0, 1], [], []]], ["hooks", "_forward_hooks", [[1, 0], [], []]]),
         (("L:self", ".options"), ["contains", "gain", True], ["contains", "gain", False]),
         (("L:self", ".names"), ["contains", "c", False], ["contains", "b", False]),
         (("L:self", ".options", ":late"), ["equals", None], ["present"]),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import _thread
 import errno
 import os
+import signal
 import subprocess
 import threading
 import time
@@ -76,7 +76,8 @@ def test_each_interrupted_is_raised_when_nobody_runs() -> None:
     def work(_: int) -> None:
         met.wait()
         if threading.current_thread() is not threading.main_thread():
-            _thread.interrupt_main()
+            time.sleep(0.1)
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
             time.sleep(0.3)
             over.set()
 

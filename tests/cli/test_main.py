@@ -176,6 +176,22 @@ def test_run_sigterm_ends_in_an_exception_and_143(
     assert signal.SIG_DFL == signal.getsignal(signal.SIGTERM)
 
 
+def test_hook_interrupted_is_one_line_and_130(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C on a hook is somebody at a terminal: no traceback, and the exit code that the other commands give."""
+
+    def interrupted(_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "argv", ["cachectl", "hook", "recipe.yaml"])
+    monkeypatch.setattr(import_module("cachectl.boot.hook"), "main", interrupted)
+
+    code = import_module("cachectl.__main__").main()
+
+    assert (130, "cachectl: interrupted\n") == (code, capsys.readouterr().err)
+
+
 @pytest.mark.parametrize(
     "arguments", [["--help"], ["hook", "--help"], ["hook"], ["exec", "--help"], ["exec"], ["--version"]]
 )
