@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from cachectl.identity.guard_classes import class_members, function_of, own_members, unset_slot
+from cachectl.identity.guard_hooks import hooks_of
 from cachectl.identity.guard_paths import readable
 from cachectl.identity.guard_reader import GuardReader
 from cachectl.identity.guard_values import Unsayable, in_order, length_of, members_of, plain_value, same
@@ -146,6 +147,10 @@ class Facts:
             live.sort(key=canonical_bytes)
         return HOLDS if same(stored, live) else Mismatch({"keys": stored}, {"keys": live})
 
+    def has_hooks(self, value: Any, fact: Any, trail: Trail) -> Any:
+        live = hooks_of(value, fact[1])
+        return HOLDS if same(fact[2], live) else Mismatch({fact[1]: fact[2]}, {fact[1]: live})
+
     def has_registered(self, value: Any, fact: Any, trail: Trail) -> Any:
         live = self.reader.registered(value)
         return HOLDS if same(fact[1], live) else Mismatch({"keys": fact[1]}, {"keys": live})
@@ -245,6 +250,7 @@ CHECKS: dict[str, Callable[[Facts, Any, Any, Trail], Any]] = {
     "keys": Facts.has_keys,
     "ordered": Facts.has_keys,
     "contains": Facts.contains,
+    "hooks": Facts.has_hooks,
     "registered": Facts.has_registered,
     "methods": Facts.has_methods,
     "has": Facts.has_attribute,

@@ -20,7 +20,7 @@ from cachectl.identity.guard_reader import GuardReader
 from cachectl.identity.guard_values import Unsayable, in_order
 from cachectl.schemas.keying import is_secret_name
 
-__all__ = ["brought_along"]
+__all__ = ["brought_along", "home_of"]
 
 # How deep decorators are looked through.
 _DEPTH_LIMIT = 8
@@ -96,9 +96,9 @@ def _said(path: Path, value: Any, reader: GuardReader) -> Iterator[_Fact]:
 
 def _places(function: FunctionType, kind: type | None, homes: Mapping[type, Path]) -> Iterator[Path]:
     """Yield where a function lies: in the class it was called by, or one that this inherits, or in its module."""
-    known = None if kind is None else homes.get(kind) or _home(kind)
+    known = None if kind is None else homes.get(kind) or home_of(kind)
     for place, base in enumerate(type.__getattribute__(kind, "__mro__") if kind is not None else ()):
-        home = _home(base) or (None if known is None else (*known, ".__mro__", f"#{place}"))
+        home = home_of(base) or (None if known is None else (*known, ".__mro__", f"#{place}"))
         if home is not None:
             for name, member in vars(base).items():
                 yield from _within(member, function, (*home, "@classdict", f":{name}"), _DEPTH_LIMIT)
@@ -107,7 +107,7 @@ def _places(function: FunctionType, kind: type | None, homes: Mapping[type, Path
         yield from _within(member, function, (f"I:{module}", f".{name}"), _DEPTH_LIMIT)
 
 
-def _home(kind: type) -> Path | None:
+def home_of(kind: type) -> Path | None:
     """Return where a class lies by its name; None where another or nothing lies there."""
     module, steps = kind.__module__, kind.__qualname__.split(".")
     held: Any = sys.modules.get(module)

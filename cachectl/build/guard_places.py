@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import functools
 import importlib
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from types import FunctionType, ModuleType
 from typing import Any
 
+from cachectl.boot.proof_steps import access_of
+from cachectl.build.guard_hooks import HookNumbers
 from cachectl.build.lookups import Lookups
 from cachectl.identity.guard_paths import Path, parse_source
 from cachectl.identity.guard_reader import GuardReader
@@ -55,6 +58,7 @@ class Places:
         self.registry = importlib.import_module("torch.utils._pytree").SUPPORTED_NODES
         self.aliases = self._installed_globals()
         self.apart_names = frozenset(self.builder.no_tensor_aliasing_names)
+        self.hooks = HookNumbers(self.reader.torch, getattr(self.graph, "traced_code", None), self.live_at)
 
     def refuse(self, guard: Any, why: str) -> None:
         stack = guard.user_stack
@@ -62,14 +66,14 @@ class Places:
         self.unrepresented.append(f"{guard.create_fn_name()} {guard.name or 'ambient'}: {why}{line}")
 
     def path(self, source: Any) -> Path:
-        return parse_source(source.name, self.aliases)
+        return self.hooks.path(parse_source(source.name, self.aliases))
 
     def fact(self, guard: Any, *fact: Any) -> None:
         self.put(self.path(guard.originating_source), *fact)
 
     def put(self, path: Path, *fact: Any) -> None:
         if not path[0].startswith(_POLYFILLS):
-            self.sheet.add(path, fact)
+            self.sheet.add(*self.hooks.fact(path, fact))
 
     def pair(self, first: Any, second: Any) -> None:
         paths = self.path(first), self.path(second)
@@ -78,6 +82,18 @@ class Places:
 
     def value(self, guard: Any) -> Any:
         return self.builder.get(guard)
+
+    def live_at(self, path: Path) -> Any:
+        """Return the live value at a path, as the proof finds it; raises whatever a step raises."""
+        kind, name = path[0][0], path[0][2:]
+        if kind == "I":
+            value: Any = sys.modules[name]
+        else:
+            value = self.builder.scope[kind][name]
+        for step in path[1:]:
+            access, key = access_of(step)
+            value = access(self.reader, value, key)
+        return value
 
     def _installed_globals(self) -> dict[str, Path | None]:
         """Return the globals that tracing left in the method's module, and the paths that mean the same without it."""

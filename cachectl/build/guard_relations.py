@@ -13,12 +13,12 @@ from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 from cachectl.build.guard_absences import Gone, absences
-from cachectl.build.guard_functions import brought_along
+from cachectl.build.guard_functions import brought_along, home_of
 from cachectl.build.guard_places import Places, keyword_of
 from cachectl.build.untraced import UntracedRecorder
 from cachectl.build.untraced_reads import UntracedReads
 from cachectl.identity.guard_classes import class_members, function_of, is_known
-from cachectl.identity.guard_paths import Path
+from cachectl.identity.guard_paths import Path, item_step
 from cachectl.identity.guard_values import Unsayable, in_order
 
 __all__ = ["Relations", "joined"]
@@ -121,10 +121,18 @@ class Relations(Places):
         reads = UntracedReads(self.reader, lambda path, fact: self.put(path, *fact), self.path_of_object)
         for item in untraced.functions():
             reads.add(item)
+        for kind, names in untraced.enumerations().items():
+            reads.add_enumeration(kind, names)
         self.unrepresented += [*reads.refused, *untraced.unknown]
 
     def path_of_object(self, value: Any) -> Path | None:
         """Return where an object stands that the traced code looked at; None if nowhere that can be said."""
+        if isinstance(value, type):
+            return self.homes.get(value) or home_of(value)
+        if isinstance(value, enum.Enum):
+            home, name = self.path_of_object(type(value)), value._name_
+            known = home is not None and type(value)._member_map_.get(name) is value
+            return (*home, "._member_map_", item_step(name)) if home is not None and known else None
         for source in self.lookups.sources.values():
             try:
                 if self.live(source) is value:

@@ -26,7 +26,7 @@ from cachectl.identity.guard_classes import VENDORS
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Holder", "LookupRecorder", "Lookups"]
+__all__ = ["Holder", "LookupRecorder", "Lookups", "constant_of"]
 
 _MISSING = object()
 _VARIABLES = "torch._dynamo.variables."
@@ -195,7 +195,7 @@ class LookupRecorder:
         # The proxy of an instance's dict looks for itself.
         if type(vars(variable).get("items")) is not dict or (place := self._place(variable)) is None:
             return
-        value = _constant(key)
+        value = constant_of(key)
         if value is _MISSING:
             self.found.walked.add((place, False))
         else:
@@ -205,7 +205,7 @@ class LookupRecorder:
         self._key(variable, key)
 
     def _own_key(self, proxy: Any, key: Any) -> None:
-        name = key if isinstance(key, str) else _constant(getattr(key, "vt", key))
+        name = key if isinstance(key, str) else constant_of(getattr(key, "vt", key))
         if (place := self._place(vars(proxy).get("item"))) is not None and name not in vars(proxy)["item_dict"]:
             self.found.keys.setdefault((place, True), []).append(name)
 
@@ -223,7 +223,7 @@ class LookupRecorder:
 
     def _instance(self, builtin: Any, tx: Any, variable: Any, kinds: Any) -> None:
         if (place := self._place(variable)) is not None:
-            self.found.instances.setdefault(place, []).extend(_with_checks_of_their_own(_constant(kinds)))
+            self.found.instances.setdefault(place, []).extend(_with_checks_of_their_own(constant_of(kinds)))
 
     def _identity(self, left: Any, right: Any) -> None:
         if left is not right and (one := self._place(left)) is not None and (other := self._place(right)) is not None:
@@ -248,7 +248,7 @@ class LookupRecorder:
     def _hashed(self, variable: Any, tx: Any, value: Any) -> None:
         # Within a `__hash__` it is for a dict or set to find a key, as a member of an enumeration. Where code asks for
         # an object's hash, that question comes before this one.
-        if getattr(getattr(tx, "f_code", None), "co_name", "") != "__hash__" and not _hashes_alike(_constant(value)):
+        if getattr(getattr(tx, "f_code", None), "co_name", "") != "__hash__" and not _hashes_alike(constant_of(value)):
             self._disorder("a hash() of something else than numbers", "use a digest of hashlib's", tx)
 
     def _disorder(self, what: str, instead: str, tx: Any) -> None:
@@ -267,19 +267,19 @@ class LookupRecorder:
         return name
 
 
-def _constant(variable: Any) -> Any:
+def constant_of(variable: Any) -> Any:
     """Return the constant that one of Dynamo's variables holds, as far as that is known without evaluating anything."""
     held = getattr(variable, "__dict__", {})
     lazy = held.get("_cache")
     if lazy is not None:
         inner = getattr(lazy, "__dict__", {})
         realized = inner.get("vt")
-        return inner.get("value", _MISSING) if realized is None else _constant(realized)
+        return inner.get("value", _MISSING) if realized is None else constant_of(realized)
     if "value" in held:
         return held["value"]
     items = held.get("items")
     if isinstance(items, list) and type(variable).__name__ == "TupleVariable":
-        members = tuple(map(_constant, items))
+        members = tuple(map(constant_of, items))
         return _MISSING if any(member is _MISSING for member in members) else members
     return _MISSING
 
@@ -318,7 +318,7 @@ def _members(variable: Any) -> list[Any]:
     # An ordered set, or one of a dict's keys, has an order of its own.
     if type(variable).__name__ not in ("SetVariable", "FrozensetVariable"):
         return []
-    return [_constant(getattr(item, "vt", item)) for item in held.get("items") or ()]
+    return [constant_of(getattr(item, "vt", item)) for item in held.get("items") or ()]
 
 
 def _hashes_alike(value: Any) -> bool:

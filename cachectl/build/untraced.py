@@ -3,8 +3,9 @@
 Owns finding them. What they return becomes part of the graph, and Dynamo guards nothing of what they read: functions
 under `assume_constant_result`, whose result is a constant of the graph; functions under `allow_in_graph` and
 `nonstrict_trace`, and Python kernels of operators (cachectl.build.kernels), whose bodies the compiler behind Dynamo
-goes through. What they read becomes facts in cachectl/build/untraced_reads.py, their code a part of `sources`. Wraps
-two functions of Dynamo's (a private API, found by its features). Rank processes only.
+goes through. Those of enumerations and classes that Python runs by itself are found in cachectl/build/native_runs.py.
+What they read becomes facts in cachectl/build/untraced_reads.py, their code a part of `sources`. Wraps functions of
+Dynamo's (a private API, found by its features). Rank processes only.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from types import FunctionType, MethodType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from cachectl.build.kernels import KernelLog, foreign_functions, kernels_of, unknown_kernels, watch_kernels
+from cachectl.build.native_runs import NativeRuns
 from cachectl.errors import BuildError
 
 if TYPE_CHECKING:
@@ -61,6 +63,7 @@ class UntracedRecorder:
     _found: dict[int, Untraced] = field(default_factory=dict)
     _undo: ExitStack = field(default_factory=ExitStack)
     _log: KernelLog = field(default_factory=KernelLog)
+    _native: NativeRuns = field(default_factory=NativeRuns)
 
     def __enter__(self) -> Self:
         graphs = importlib.import_module("torch._dynamo.output_graph")
@@ -80,9 +83,14 @@ class UntracedRecorder:
             self._scan(module)
             return compiler(graph, module, *args, **kwargs)
 
-        self._put(graphs.OutputGraph, "call_user_compiler", call_user_compiler)
-        for module in constants:
-            self._watch_constants(module)
+        with ExitStack() as undo:
+            # A torch that lacks the last of them gets the first back.
+            self._undo = undo
+            self._put(graphs.OutputGraph, "call_user_compiler", call_user_compiler)
+            for module in constants:
+                self._watch_constants(module)
+            self._native.watch(self._put)
+            self._undo = undo.pop_all()
         return self
 
     def __exit__(
@@ -96,9 +104,17 @@ class UntracedRecorder:
         for kernel in self._log.ran.values():
             for function in foreign_functions(kernel.function):
                 found[id(function)] = Untraced(function, f"a kernel of {kernel.operator} for {kernel.key}", True)
+        self._native.fault.raise_kept()
+        for bound, why in self._native.functions.values():
+            found[id(bound)] = Untraced(bound, why)
         return sorted(
             found.values(), key=lambda item: (item.plain().__module__ or "", item.plain().__qualname__, item.why)
         )
+
+    def enumerations(self) -> dict[type, set[str]]:
+        """Return the enumerations that were looked through, each with what its members were asked for."""
+        self._native.fault.raise_kept()
+        return self._native.enumerations
 
     def _watch_constants(self, module: Any) -> None:
         original = getattr(module, _INVOKE)

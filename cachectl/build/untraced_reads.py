@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import builtins
 import dis
+import enum
 import inspect
 import logging
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
 from cachectl.build.untraced import Untraced
@@ -71,9 +72,18 @@ class UntracedReads:
         self._reason += f" ran while the graph was made ({item.why}) and reads"
         receiver = self._path_of(function.__self__) if isinstance(function, types.MethodType) else None
         if isinstance(function, types.MethodType):
-            self._function(item.plain(), None, (function.__self__, receiver))
+            self._function(item.plain(), _home(item.plain()), (function.__self__, receiver))
         else:
             self._function(item.plain(), _home(item.plain()), None)
+
+    def add_enumeration(self, kind: type, attributes: Iterable[str]) -> None:
+        """Add which members an enumeration has that was looked through, and these attributes of theirs."""
+        self._reason = f"{kind.__qualname__} was looked through while the graph was made:"
+        path = self._path_of(kind)
+        if path is None:
+            self._refuse("the class", "which no other process finds again: make it a module-level name")
+        else:
+            self._members(path, kind, attributes)
 
     def _function(
         self, function: types.FunctionType, path: Path | None, receiver: tuple[Any, Path | None] | None
@@ -92,6 +102,8 @@ class UntracedReads:
                 if name in function.__globals__:
                     self._value(base and (*base, f".{name}"), function.__globals__[name], chain, text)
             elif kind == "cell" and function.__closure__ and name in function.__code__.co_freevars:
+                if name == "__class__" and not chain:
+                    continue  # What super() needs: what it finds ran and is added itself.
                 place = function.__code__.co_freevars.index(name)
                 cell = path and (*path, ".__closure__", f"#{place}", ".cell_contents")
                 try:
@@ -118,7 +130,7 @@ class UntracedReads:
                 path = (f"I:{value.__name__}",)
                 held = vars(value)[name]
             elif isinstance(value, type):
-                held = class_members(value).get(name, inspect.Parameter.empty)
+                held = {**class_members(value), **_members_of(value)}.get(name, inspect.Parameter.empty)
                 if held is inspect.Parameter.empty:
                     break
                 held = held.__func__ if isinstance(held, staticmethod) else held
@@ -175,12 +187,24 @@ class UntracedReads:
                 for name in ("__init__", "__new__", "__call__", "__post_init__"):
                     if (function := function_of(vars(value).get(name))) is not None:
                         self._function(function, (*path, f".{name}"), None)
+                self._members(path, value)
         elif kind in (dict, list, tuple):
             self._container(path, value, text, depth)
         elif isinstance(value, self.reader.torch.Tensor):
             raise Unsayable("a tensor, whose values would be in the graph: pass it as an argument")
         else:
             self._object(path, value, text, depth)
+
+    def _members(self, path: Path, kind: type, attributes: Iterable[str] = ()) -> None:
+        members = _members_of(kind)
+        if not members:
+            return
+        self._put((*path, "._member_map_"), ("ordered", list(members)))
+        for name, member in members.items():
+            place, text = (*path, "._member_map_", item_step(name)), f"{kind.__qualname__}.{name}"
+            self._whole(place, member, text, 0)
+            for attribute in sorted(own_members(member).keys() & set(attributes)):
+                self._whole((*place, f".{attribute}"), own_members(member)[attribute], f"{text}.{attribute}", 0)
 
     def _container(self, path: Path, value: Any, text: str, depth: int) -> None:
         self._put(path, ("type", self.reader.class_name(type(value))))
@@ -235,6 +259,11 @@ def _reads(code: types.CodeType) -> Iterator[tuple[str, str, tuple[str, ...]]]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from (read for read in _reads(constant) if read[0] != "local")
+
+
+def _members_of(kind: type) -> dict[str, Any]:
+    """Return the members of an enumeration by name, empty for every other class."""
+    return type.__getattribute__(kind, "__dict__").get("_member_map_", {}) if isinstance(kind, enum.EnumMeta) else {}
 
 
 def _home(function: types.FunctionType) -> Path | None:

@@ -21,6 +21,7 @@ __all__ = [
     "class_members",
     "class_name",
     "function_of",
+    "functions_in",
     "is_known",
     "lineage",
     "own_members",
@@ -107,7 +108,7 @@ def patched_members(kind: type) -> list[str]:
         return []
     patched = []
     for name, member in members.items():
-        for function in _functions_in(member, _WRAPPED_LIMIT):
+        for function in functions_in(member):
             # By its globals: functools.wraps gives a patch the name and module of what it wraps.
             if not is_known(str(function.__globals__.get("__name__"))):
                 patched.append(f"{class_name(kind)}.{name}={function.__qualname__}:{code_digest(function.__code__)}")
@@ -117,7 +118,7 @@ def patched_members(kind: type) -> list[str]:
     return sorted(patched)
 
 
-def _functions_in(member: Any, depth: int) -> Iterator[types.FunctionType]:
+def functions_in(member: Any, depth: int = _WRAPPED_LIMIT) -> Iterator[types.FunctionType]:
     """Yield the Python functions that a class's member is made of, through decorators that say what they wrap."""
     kind = type(member)
     if depth == 0:
@@ -137,7 +138,7 @@ def _functions_in(member: Any, depth: int) -> Iterator[types.FunctionType]:
         return
     for part in inner:
         if part is not None:
-            yield from _functions_in(part, depth - 1)
+            yield from functions_in(part, depth - 1)
 
 
 def is_known(module: str) -> bool:

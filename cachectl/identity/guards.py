@@ -15,6 +15,8 @@ A fact is a list, its kind first; values are as cachectl.identity.guard_values w
     ["is", identity]  ["equals", value]  ["base", value]      what the value is
     ["tensor", {...}]                          class, dtype, device, shape, stride, ...; null is a dynamic size
     ["length", n]  ["keys", [...]]  ["ordered", [...]]                         of containers
+    ["hooks", dict, [order, ...]]              hooks of a module, by their positions in the dict: in the order
+                                               in which they run, and those in each dict beside it
     ["registered", [...]]                      keys of torch's pytree registry that are not torch's own
     ["contains", value, bool]  ["has", name, bool]  ["absent", name]           keys, attributes, instance dict
     ["lacks", [name, ...]]                     neither the instance nor its class has these

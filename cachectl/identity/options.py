@@ -39,18 +39,24 @@ _DYNAMO = "_dynamo/config.py"
 # Options that are a handle of one process. No artifact can hold one, and none is identity.
 HANDLES = {"use_graph_pool": "a memory pool of one process"}
 
-# Fields of torch._dynamo.config and torch._functorch.config that can't reach the graph. Each with its reason.
+# Fields of torch._dynamo.config and torch._functorch.config that can't reach the graph. Each with its reason. Limits
+# and errors decide whether there is a graph, never which: an artifact is one graph of a first compile under fullgraph,
+# where an error raises before suppress_errors is asked, and so does a limit (torch 2.13 convert_frame.py: `_compile`
+# with one_graph, `ConvertFrame.__call__` with error_on_graph_break).
 DYNAMO_NOISE = {
+    "accumulated_recompile_limit": "when compiling anew stops",
     "base_dir": "path",
     "cprofile": "profiler",
     "debug_dir_root": "path",
     "dynamo_profiler": "profiler",
     "error_on_custom_op_aliasing": "whether a check of operators warns or raises",
+    "fail_on_recompile_limit_hit": "which error a limit raises",
     "issue_3_13_0_warning": "warning",
     "log_compilation_metrics": "log",
     "log_file_name": "log",
     "log_graph_in_out_metadata": "log",
     "pt2_compile_id_prefix": "log",
+    "recompile_limit": "when compiling anew stops",
     "record_compile_time_instruction_count": "log",
     "record_runtime_overhead": "log",
     "replay_record_enabled": "record for a fault report",
@@ -61,6 +67,8 @@ DYNAMO_NOISE = {
     "repro_level": "fault report",
     "repro_tolerance": "fault report",
     "run_gc_after_compile": "garbage collection",
+    "skip_code_recursive_on_recompile_limit_hit": "what is skipped after a limit",
+    "suppress_errors": "whether an error raises; fullgraph always does",
     "verbose": "log",
 }
 
@@ -68,6 +76,8 @@ DYNAMO_NOISE = {
 _DYNAMO_ALIASES = {
     "accumulated_cache_size_limit": "accumulated_recompile_limit",
     "cache_size_limit": "recompile_limit",
+    "fail_on_cache_limit_hit": "fail_on_recompile_limit_hit",
+    "skip_code_recursive_on_cache_limit_hit": "skip_code_recursive_on_recompile_limit_hit",
 }
 
 # Value objects that keep what they are given; the others say it as text.

@@ -122,7 +122,9 @@ def registered_operators(names: Iterable[str], *, strict: bool) -> dict[str, Any
             for key, kernel in sorted(getattr(operator, "py_kernels", {}).items(), key=lambda item: str(item[0]))
             if _is_foreign(kernel)
         }
-        for kernel in _fakes(str(schema.name)):
+        # An overload's fake is registered under the overload's own name.
+        overload = str(schema.overload_name)
+        for kernel in _fakes(f"{schema.name}.{overload}" if overload else str(schema.name)):
             kernels["fake"] = digest(kernel)
         found[name] = {"schema": str(schema), "kernels": kernels}
     return found
@@ -153,7 +155,10 @@ def _fakes(name: str) -> Iterator[Any]:
     entry = registry.get(name) if registry is not None and hasattr(registry, "get") else None
     definition = getattr(sys.modules.get("torch._library.custom_ops"), "OPDEFS", {}).get(name)
     kernel = getattr(getattr(entry, "fake_impl", None), "kernel", None)
-    for function in (getattr(definition, "_abstract_fn", None), getattr(kernel, "func", None)):
+    registered = getattr(kernel, "func", None)
+    # torch puts a fake that a module registers under a check of its own, which has it in its closure (torch 2.13
+    # library.py `_check_pystubs_once`).
+    for function in (getattr(definition, "_abstract_fn", None), registered, *_closure(registered).values()):
         if _is_foreign(function):
             yield function
             return

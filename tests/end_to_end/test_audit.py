@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -193,9 +194,14 @@ def test_audit_of_worlds_dates_and_leftovers_made_of_a_real_artifact(
     shutil.copytree(graph, yesterday / graph.name)
     shutil.copytree(graph, tmp_path / "two" / graph.name)
     shutil.copytree(graph, tmp_path / "two" / f"{graph.name[:-32]}{'0' * 32}")
+    # Of two of one second nobody knows which is left behind: this one says that it is of another year.
+    (module,) = (tmp_path / "two" / graph.name).rglob("compiled_module")
+    older, dates = re.subn(rb"20\d\d(-\d\d-\d\d)", rb"2020\1", module.read_bytes())
+    module.write_bytes(older)
 
     dated, twice = run_audit(other, root)[1], run_audit(other, tmp_path / "two")[1]
 
+    assert 1 == dates
     assert {"missing-rank", "dated-cache", "orphan"} == {found["kind"] for found in dated["findings"]}
     assert (size, 4 * size) == (dated["orphaned_bytes"], dated["size_bytes"])
     assert ["orphan"] == [found["kind"] for found in twice["findings"]]

@@ -87,7 +87,7 @@ def wrongly(x):
     return torch.cos(x)
 
 
-def play(options=OPTIONS, environ={}, registered=model.by_cos, limit=5, said=(None, "", None)):
+def play(options=OPTIONS, environ={}, registered=model.by_cos, pointers=5, limit=5, said=(None, "", None)):
     torch._dynamo.reset()
     torch._dynamo.utils.orig_code_map.clear()
     before = dict(os.environ)
@@ -98,6 +98,7 @@ def play(options=OPTIONS, environ={}, registered=model.by_cos, limit=5, said=(No
         patterns._pattern_manager().pass_dict.seen_patterns.clear()
     if registered is not None:
         model.setup(registered)
+    torch._dynamo.config.max_saved_pointers_for_recursive_dict_tags_check = pointers
     torch._dynamo.config.recompile_limit = limit
     place, name, value = said
     usual = getattr(place, name, None)
@@ -138,12 +139,12 @@ print(json.dumps({
     "same": play(),
     "defaults": play(options={**OPTIONS, "capture_limit": 64, "clone_input": True}),
     "noise": play(environ={"HCCL_IF_IP": "10.0.0.9", "HOME": "/x", "POD_IP": "10.0.0.8", "TORCH_LOGS": "",
-                           "VLLM_PORT": "1", "HCCL_CONNECT_TIMEOUT": "9", "ASCEND_RT_VISIBLE_DEVICES": "3"}),
+                           "VLLM_PORT": "1", "HCCL_CONNECT_TIMEOUT": "9", "ASCEND_RT_VISIBLE_DEVICES": "3"}, limit=6),
     "option": play(options=other),
     "pass": play(options=partial),
     "pattern": play(registered=wrongly),
     "no setup": play(registered=None),
-    "dynamo": play(limit=6),
+    "dynamo": play(pointers=6),
     "init": play(environ={"FACTOR": "3"}),
     "get": play(environ={"SHIFT": "1"}),
     "in": play(environ={"FLAG": ""}),
@@ -175,7 +176,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "model": {"factory": "model:build", "config": {}, "path": ["."]},
         "compile": {
             "options": {"frozen_parameter": True, "post_grad_custom_pre_pass": "model:no_pass"},
-            "dynamo": {"recompile_limit": 5},
+            "dynamo": {"max_saved_pointers_for_recursive_dict_tags_check": 5, "recompile_limit": 5},
             "setup": "model:setup",
         },
         "functions": [{"method": "main_decode", "cases": [{"name": "b2", "inputs": "model:inputs", "args": {}}]}],
@@ -227,7 +228,7 @@ CHANGES = {
     "option": ("options inplace_pass", True, False),
     "pattern": ("options patterns.0 sin", True, False),
     "no setup": ("options patterns.0 sin", True, False),
-    "dynamo": ("options dynamo.recompile_limit", True, False),
+    "dynamo": ("options dynamo.max_saved_pointers_for_recursive_dict_tags_check", True, False),
     "init": ("environment FACTOR", True, True),
     "get": ("environment SHIFT", True, True),
     "in": ("environment FLAG", True, True),

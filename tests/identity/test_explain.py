@@ -101,6 +101,19 @@ def test_compare_entry_equal_line_has_no_reason(tmp_path: Path) -> None:
     assert [] == compare_entry(stored, asked(tmp_path, stored))
 
 
+def test_compare_entry_of_another_cut_says_so(tmp_path: Path) -> None:
+    """An entry whose place would be another one in the cut that is asked for differs from it, and building mends it."""
+    stored = document(tmp_path)
+    topology = stored["parts"]["topology"]
+    topology["rank"], topology["found"] = 5, {"device_index": 5}
+    stored["provenance"]["ranks_per_node"] = 8
+
+    found = compare_entry(stored, asked(tmp_path, stored, rank=5, ranks_per_node=4))
+
+    assert [("topology", "node cut", "1 node of 8", "2 nodes of 4", "semantic")] == named(found)
+    assert [] == compare_entry(stored, asked(tmp_path, stored, rank=5, ranks_per_node=8))
+
+
 @pytest.mark.parametrize(
     ("place", "value", "expected"),
     [

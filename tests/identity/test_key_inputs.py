@@ -68,7 +68,7 @@ class World:
     read: set[str] = field(default_factory=lambda: {"N_LAYERS", "FAST_PATH", "HUB_TOKEN"})
     found: dict[str, Any] = field(
         default_factory=lambda: {
-            "dynamo": {"recompile_limit": 9},
+            "dynamo": {"allow_rnn": True},
             "passes": {"post_grad_custom_pre_pass": "sha256:a"},
             "patterns": {"0 fuse": "sha256:b"},
             "decompositions": {"post_autograd aten.silu.default": "sha256:c"},
@@ -203,11 +203,10 @@ REACHES: dict[str, tuple[str, Change]] = {
     "choice option": ("options", options(capture_error_mode="relaxed")),
     "dict option": ("options", options(super_kernel_optimize_options={"a": [".*"]})),
     "custom pass by name": ("options", options(post_grad_custom_pre_pass="tiny.passes:fuse")),
-    "dynamo field": ("options", compile_(dynamo={"recompile_limit": 16})),
-    "dynamo field by its older name": ("options", compile_(dynamo={"cache_size_limit": 16})),
+    "dynamo field": ("options", compile_(dynamo={"automatic_dynamic_shapes": False})),
     "setup": ("options", compile_(setup="tiny.model:other")),
     "no setup": ("options", compile_(setup=None)),
-    "dynamo field that code sets": ("options", found("dynamo", recompile_limit=10)),
+    "dynamo field that code sets": ("options", found("dynamo", automatic_dynamic_shapes=False)),
     "another dynamo field that code sets": ("options", found("dynamo", specialize_int=True)),
     "code of a custom pass": ("options", found("passes", post_grad_custom_pre_pass="sha256:x")),
     "pattern": ("options", found("patterns", **{"0 fuse": "sha256:x"})),
@@ -318,7 +317,9 @@ NOISE: dict[str, Change] = {
     "order of options": compile_(options={"capture_limit": 64, "force_eager": True}),
     "default written out": options(inplace_pass=True, capture_limit=64, data_dump_dir="./"),
     "handle left empty": options(use_graph_pool=None),
-    "dynamo default written out": compile_(dynamo={"recompile_limit": 8}),
+    "dynamo default written out": compile_(dynamo={"automatic_dynamic_shapes": True}),
+    "dynamo field that limits compiles": compile_(dynamo={"recompile_limit": 16}),
+    "dynamo field that limits compiles, by its older name": compile_(dynamo={"cache_size_limit": 16}),
     "dynamo field that only logs": compile_(dynamo={"verbose": True}),
     "default size written out": topology(tensor_parallel=1),
     "HOME": environ(HOME="/x"),

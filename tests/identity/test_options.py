@@ -157,10 +157,11 @@ def test_options_part_of_another_mode_is_the_recipes(npu_folder: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "wanted"),
     [
-        ({"recompile_limit": 8}, {}),
-        ({"recompile_limit": 9}, {"recompile_limit": 9}),
-        ({"cache_size_limit": 9}, {"recompile_limit": 9}),
-        ({"cache_size_limit": 8}, {}),
+        ({"automatic_dynamic_shapes": True}, {}),
+        ({"automatic_dynamic_shapes": False}, {"automatic_dynamic_shapes": False}),
+        ({"recompile_limit": 9}, {}),
+        ({"cache_size_limit": 9}, {}),
+        ({"fail_on_recompile_limit_hit": True, "specialize_int": True}, {"specialize_int": True}),
         ({"specialize_int": 0}, {"specialize_int": 0}),
         ({"twice": 1}, {"twice": 1}),
         ({"verbose": True}, {}),
@@ -238,6 +239,48 @@ def test_wheel_options_are_those_of_the_installed_wheel() -> None:
     plain = {name: value for name, value in defaults.items() if value is not ... and name in config._config}
     assert 60 < len(plain)
     assert plain == {name: config._config[name].default for name in plain}
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"recompile_limit": 1},
+        {"accumulated_recompile_limit": 2},
+        {"cache_size_limit": 1000},
+        {"suppress_errors": True},
+        {"fail_on_recompile_limit_hit": True},
+    ],
+    ids=str,
+)
+def test_limits_and_errors_decide_whether_there_is_a_graph_and_never_which(fields: dict[str, Any]) -> None:
+    """Under fullgraph the graph is the same, and what can't be one graph raises, whatever these fields say."""
+    import torch
+    import torch._dynamo.config as dynamo
+
+    graphs: list[str] = []
+
+    def backend(module: Any, inputs: Any) -> Any:
+        graphs.append(module.print_readable(print_output=False))
+        return module.forward
+
+    def decode(x: Any) -> Any:
+        return x.sin() * x.shape[0]
+
+    def broken(x: Any) -> Any:
+        torch._dynamo.graph_break()
+        return x
+
+    for given in ({}, fields):
+        torch._dynamo.reset()
+        with dynamo.patch(given):
+            torch.compile(decode, backend=backend, fullgraph=True)(torch.ones(2))
+            with pytest.raises(torch._dynamo.exc.Unsupported):
+                torch.compile(broken, backend=backend, fullgraph=True)(torch.ones(2))
+    torch._dynamo.reset()
+
+    assert 2 == len(graphs)
+    assert graphs[0] == graphs[1]
 
 
 def torch_path(module: Any) -> str:

@@ -39,7 +39,7 @@ RECIPE: dict[str, Any] = {
         "dynamic": False,
         "options": {"frozen_parameter": True},
         "config": {},
-        "dynamo": {"recompile_limit": 8},
+        "dynamo": {"specialize_int": True},
         "setup": None,
     },
     "functions": [
@@ -91,7 +91,7 @@ SEMANTIC: dict[str, Callable[[dict[str, Any]], object]] = {
     "options.mode": lambda recipe: recipe["compile"].update(mode="ge_graph"),
     "options.dynamic": lambda recipe: recipe["compile"].update(dynamic=True),
     "options.options": lambda recipe: recipe["compile"]["options"].update(inplace_pass=False),
-    "options.dynamo": lambda recipe: recipe["compile"]["dynamo"].update(recompile_limit=9),
+    "options.dynamo": lambda recipe: recipe["compile"]["dynamo"].update(specialize_int=False),
     "options.setup": lambda recipe: recipe["compile"].update(setup="a:b"),
     "options.unheard": lambda recipe: recipe["compile"].update(unheard=1),
     "topology": lambda recipe: recipe["topology"].update(tensor_parallel=2),

@@ -28,7 +28,9 @@ DYNAMO = """\
 verbose = os.environ.get("TORCHDYNAMO_VERBOSE") == "1"
 recompile_limit = 8
 cache_size_limit: int = Config(alias="torch._dynamo.config.recompile_limit")
+fail_on_recompile_limit_hit = False
 specialize_int: bool = False
+automatic_dynamic_shapes = True
 if sys.version_info >= (3, 14):
     twice = 1
 else:

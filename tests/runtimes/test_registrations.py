@@ -63,11 +63,15 @@ def test_registrations_of_torch_alone_are_none() -> None:
 
 
 def test_registrations_dynamo_field_shows_and_goes() -> None:
-    """A field that a program sets is found while it is set."""
+    """A field that a program sets is found while it is set; what only says when compiling stops is none."""
     import torch._dynamo.config as dynamo
 
-    with dynamo.patch(recompile_limit=3):
-        assert {"dynamo": {"recompile_limit": 3}} == registrations(strict=True)
+    with dynamo.patch(specialize_int=True, recompile_limit=3):
+        assert {"dynamo": {"specialize_int": True}} == registrations(strict=True)
+    with dynamo.patch(cache_size_limit=3, accumulated_cache_size_limit=4, suppress_errors=True):
+        assert {} == registrations(strict=True)
+    with dynamo.patch(fail_on_cache_limit_hit=True):
+        assert {} == registrations(strict=True)
     assert {} == registrations(strict=True)
 
 
@@ -108,6 +112,37 @@ def test_registrations_patched_collective_is_told_by_name() -> None:
 
 def json_dumps(*_: Any) -> None:
     """Stand in for a collective."""
+
+
+@pytest.mark.parametrize(
+    ("name", "operator"),
+    [("plus", "cachectl_fakes.plus.default"), ("minus.of", "cachectl_fakes.minus.of")],
+    ids=["default", "overload"],
+)
+def test_registered_operators_fake_of_a_library_counts_by_its_code(name: str, operator: str) -> None:
+    """A fake that a module registers for an operator of a library counts, though torch puts a check around it."""
+    import torch
+
+    def fake(x: Any) -> Any:
+        return torch.empty_like(x)
+
+    def other_fake(x: Any) -> Any:
+        return torch.empty_like(x + 1)
+
+    def registered(function: Any) -> Any:
+        library = torch.library.Library("cachectl_fakes", "DEF")
+        library.define(f"{name}(Tensor x) -> Tensor")
+        library.impl(name, lambda x: x + 1, "CPU")
+        torch.library.register_fake(f"cachectl_fakes::{name}", function, lib=library)
+        try:
+            return next(iter(registered_operators([operator], strict=True).values()))
+        finally:
+            library._destroy()
+
+    found = [registered(function)["kernels"] for function in (fake, other_fake, fake)]
+
+    assert [["fake"]] * 3 == [list(kernels) for kernels in found]
+    assert found[0] == found[2] != found[1]
 
 
 def test_registered_operators_schema_and_fake_kernel_count() -> None:
