@@ -46,6 +46,8 @@ SHOWN = 5
 # So many entries are compared in all: a line's newest ones, fewer of each where a recipe has many lines.
 _COMPARED = 64
 _COMPARED_OF_A_LINE = 16
+# Of one build all ranks, however they lie in the database: those nearest to the rank asked for are shown.
+_ALIKE_READ = 1024
 # Without the database manifests are read one by one; in a store with more of them some stay unseen.
 _MANIFESTS_READ = 2000
 
@@ -202,8 +204,8 @@ def _parts(layout: StoreLayout, row: EntryRow) -> Mapping[str, Any] | None:
 
 
 def _others_in_database(repo: ManifestRepo, question: Question, line: Line) -> Iterator[tuple[Line, Stored, bool]]:
-    alike = repo.entries_of_model(digest_of(line.asked.model), limit=SHOWN)
-    alike = tuple(sorted(alike, key=lambda row: abs(row.rank - line.rank)))
+    newest = repo.entries_of_model(digest_of(line.asked.model), limit=_ALIKE_READ)
+    alike = sorted(newest, key=lambda row: abs(row.rank - line.rank))[:SHOWN]
     for row in alike or repo.entries(recipe=question.name, method=line.method, limit=SHOWN):
         yield line, Stored.of_row(row), bool(alike)
 

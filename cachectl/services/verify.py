@@ -90,7 +90,8 @@ class _Check:
         self.quick = quick
         self.findings: list[Finding] = []
         self.checked = 0
-        self._seen: set[str] = set()
+        # By digest of a blob that was looked at: the CPython minors of an artifact.
+        self._seen: dict[str, tuple[str, ...]] = {}
         # Blobs that manifests stand on, and whether there is one that can't be read for want of its own.
         self._bases: set[str] = set()
         self._baseless = False
@@ -115,42 +116,41 @@ class _Check:
     def files(self, entry: StoredEntry) -> None:
         """Check that every file of an entry is there, is what its digest says, and can be read as an artifact."""
         for item in entry.files:
-            if item.digest in self._seen:
-                continue
-            self._seen.add(item.digest)
             path = self.layout.blob(item.digest)
-            if not self.blobs.exists(item.digest):
-                self._add(
-                    "missing-blob", entry.key, path, f"{item.path} of {entry.method} [{entry.case}] is not in the store"
-                )
-            elif not self.blobs.exists(item.digest, item.size_bytes):
+            # Entries share files. A file's content is looked at once, and what each says of it is its own.
+            if self.blobs.exists(item.digest, item.size_bytes):
+                if not self.quick and item.digest not in self._seen:
+                    self._seen[item.digest] = self._content(entry, item.path, item.digest, path)
+            elif self.blobs.exists(item.digest):
                 self._add("corrupt-blob", entry.key, path, f"{item.path} has another size than {item.size_bytes} bytes")
-            elif not self.quick:
-                self._content(entry, item.path, item.digest, path)
+            elif item.digest not in self._seen:
+                self._seen[item.digest] = ()
+                detail = f"{item.path} of {entry.method} [{entry.case}] is not in the store"
+                self._add("missing-blob", entry.key, path, detail)
+            minors = self._seen.get(item.digest)
+            minor = entry.parts.get("toolchain", {}).get("python", {}).get("minor")
+            if minors and minor not in minors:
+                detail = f"{item.path} holds bytecode of {'/'.join(minors)}, its entry says CPython {minor}"
+                self._add("foreign-bytecode", entry.key, path, detail)
 
-    def _content(self, entry: StoredEntry, name: str, digest: str, path: Path) -> None:
+    def _content(self, entry: StoredEntry, name: str, digest: str, path: Path) -> tuple[str, ...]:
+        """Check a blob's bytes; return the CPython minors that it is for where it is an artifact, else nothing."""
         try:
             self.blobs.check(digest)
         except ArtifactCorruptedError as error:
             self._add("corrupt-blob", entry.key, path, f"{name}: {error.message}")
-            return
+            return ()
         except ArtifactNotFoundError as error:
             self._add("missing-blob", entry.key, path, f"{name}: {error.message}")
-            return
+            return ()
         if name != "compiled_module":
-            return
+            return ()
         try:
             with self.blobs.open(digest) as blob:
-                summary = inspect_artifact(blob.read())
+                return tuple(inspect_artifact(blob.read()).python_minors) or ("no known CPython",)
         except DocumentError as error:
             self._add("unreadable-artifact", entry.key, path, f"{name}: {error.message}")
-            return
-        minor = entry.parts.get("toolchain", {}).get("python", {}).get("minor")
-        if minor not in summary.python_minors:
-            found = "/".join(summary.python_minors) or "no known CPython"
-            self._add(
-                "foreign-bytecode", entry.key, path, f"{name} holds bytecode of {found}, its entry says CPython {minor}"
-            )
+            return ()
 
     def index(self, indexed: dict[str, str], found: dict[str, StoredEntry], wanted: set[str] | None) -> None:
         """Compare the manifests on disk with the rows of the database."""

@@ -126,6 +126,25 @@ DAMAGES: dict[str, tuple[Damage, set[str], bool]] = {
 }
 
 
+def test_verify_compares_each_entry_with_the_files_it_shares(made: MadeStore) -> None:
+    """Whichever entry comes first: two that say another Python than their shared artifact are two findings."""
+    _foreign(made)
+
+    found = [finding.key for finding in verify(made.layout, []).findings]
+
+    assert 2 == len(set(found)) == len(found)
+
+
+def test_verify_truncated_file_is_told_once_an_entry(made: MadeStore) -> None:
+    """Its size says it all: the digest is not computed, too."""
+    module(made).chmod(0o644)
+    os.truncate(module(made), 10)
+
+    kinds = [finding.kind for finding in verify(made.layout, []).findings]
+
+    assert ["corrupt-blob", "corrupt-blob"] == kinds
+
+
 @pytest.mark.parametrize("name", DAMAGES)
 def test_verify_finds_each_damage_by_its_kind(made: MadeStore, name: str) -> None:
     """One damage, its kind and no other, with the path; --quick finds what sizes and names tell."""
