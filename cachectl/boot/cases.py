@@ -1,6 +1,7 @@
 """What a cached method works with: its runtime's adapter, one handed-out case, and where the runtime looks for it.
 
-Owns the state of a case between its first call and the end of the process. Standard library only.
+Owns the order in which sets are tried, and the state of a case between its first call and the end of the process.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -16,10 +17,20 @@ from typing import Any, Protocol
 
 from cachectl.boot.handout import HandedEntry, HandedSet
 from cachectl.boot.proof import Proof
+from cachectl.identity.node_cut import of_other_cut, ranks_per_node
 from cachectl.schemas.boot import Reason
 from cachectl.schemas.keying import KEY_VERSION
 
-__all__ = ["REPLACED", "UNGUARDED", "CaseState", "ColdCalls", "Runtime", "at_expected_folder", "key_version_reasons"]
+__all__ = [
+    "REPLACED",
+    "UNGUARDED",
+    "CaseState",
+    "ColdCalls",
+    "Runtime",
+    "at_expected_folder",
+    "key_version_reasons",
+    "sets_in_order",
+]
 
 # Attribute of the function that stands in a runtime's place of cache_compile under exec: the runtime's own.
 REPLACED = "_cachectl_replaced"
@@ -136,3 +147,27 @@ def key_version_reasons(request: Mapping[str, Any]) -> list[Reason]:
         return []
     hint = "run the hook with the cachectl that the program has"
     return [Reason("policy", "key_version", stored, KEY_VERSION, "policy", hint)]
+
+
+def sets_in_order(sets: Sequence[HandedSet], runtime: Runtime, environ: Mapping[str, str]) -> Sequence[HandedSet]:
+    """Return a hand-out's sets as they are tried: those that are tied to another cut into nodes last.
+
+    An artifact of another cut may fit this rank and not the next one, and then no set would be taken by all. So the
+    order follows from what is equal in all ranks.
+    """
+    if len(sets) < 2 or all(handed.ranks_per_node is None for handed in sets):
+        return sets
+    topology = sets[0].request.get("topology")
+    each = ranks_per_node(environ, topology.get("world_size") if isinstance(topology, dict) else None)
+    here = each if each is None else _cut_of_devices(each, runtime)
+    return sorted(sets, key=lambda handed: of_other_cut(handed.ranks_per_node, here))
+
+
+def _cut_of_devices(each: int, runtime: Runtime) -> int | None:
+    """Return how many ranks a node runs as far as device numbers go; None where nobody knows."""
+    try:
+        devices = runtime.device_count()
+    except Exception:  # noqa: BLE001 - boot's broad handler; what the vendor's library raises must not end a boot
+        return None
+    # A rank that sees its own device only calls it 0, as one does that has a node of its own.
+    return each if devices >= each else 1 if devices == 1 else None

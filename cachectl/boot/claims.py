@@ -40,7 +40,8 @@ __all__ = [
 ]
 
 USED_KEPT = 4
-UNUSED_KEPT = 128
+# Twice as many as the hooks at once that the budget speaks of: the first of them must be there when the last is done.
+UNUSED_KEPT = 512
 IDLE_BYTES_KEPT = 8 << 30
 _USED_S = 24 * 3600.0
 _UNUSED_S = 3600.0

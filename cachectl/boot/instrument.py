@@ -24,14 +24,21 @@ from pathlib import Path
 from typing import Any
 
 from cachectl.boot.agreement import MethodAgreement, Patience
-from cachectl.boot.cases import UNGUARDED, CaseState, ColdCalls, Runtime, at_expected_folder, key_version_reasons
-from cachectl.boot.handout import HandedSet, Handout
+from cachectl.boot.cases import (
+    UNGUARDED,
+    CaseState,
+    ColdCalls,
+    Runtime,
+    at_expected_folder,
+    key_version_reasons,
+    sets_in_order,
+)
+from cachectl.boot.handout import Handout
 from cachectl.boot.proof import prove
 from cachectl.boot.watch import StartWatch
 from cachectl.identity.call_check import call_check
 from cachectl.identity.environment import check_declared, check_environment
 from cachectl.identity.inputs import bind_call, check_call
-from cachectl.identity.node_cut import of_other_cut, ranks_per_node
 from cachectl.identity.ranks import check_ranks, find_ranks
 from cachectl.identity.relations import check_relations, relations_of
 from cachectl.identity.sources import check_modules
@@ -108,7 +115,7 @@ class CachedMethod:
         """Return the cases of this method that are this rank's; where there are none, say why in `reasons`."""
         handed = [
             CaseState(item, handed_set)
-            for handed_set in self._sets()
+            for handed_set in sets_in_order(self.handout.sets, self.runtime, self.environ)
             for item in handed_set.entries
             # The path to the module inside the recipe's model is not known here: where several fit, the proof tells.
             if item.entry.method.rpartition(".")[2] == self.method.__name__
@@ -135,31 +142,6 @@ class CachedMethod:
             hint = "add the method to the recipe and run: cachectl build"
             self.reasons.append(Reason("model", "method", methods, self.method.__name__, "absent", hint))
         return cases
-
-    def _sets(self) -> Sequence[HandedSet]:
-        """Return the hand-out's sets as they are tried: those that are tied to another cut into nodes last.
-
-        An artifact of another cut may fit this rank and not the next one, and then no set would be taken by all. So the
-        order follows from what is equal in all ranks.
-        """
-        sets = self.handout.sets
-        if len(sets) < 2 or all(handed.ranks_per_node is None for handed in sets):
-            return sets
-        topology = sets[0].request.get("topology")
-        here = self._cut(topology if isinstance(topology, dict) else {})
-        return sorted(sets, key=lambda handed: of_other_cut(handed.ranks_per_node, here))
-
-    def _cut(self, topology: Mapping[str, Any]) -> int | None:
-        """Return how many ranks a node runs as far as device numbers go; None where nobody knows."""
-        each = ranks_per_node(self.environ, topology.get("world_size"))
-        if each is None:
-            return None
-        try:
-            devices = self.runtime.device_count()
-        except Exception:  # noqa: BLE001 - boot's broad handler; what the vendor's library raises must not end a boot
-            return None
-        # A rank that sees its own device only calls it 0, as one does that has a node of its own.
-        return each if devices >= each else 1 if devices == 1 else None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CachedMethod:
         """Return a cached method of the copied model that decides anew: nothing proved holds for another object."""

@@ -6,12 +6,11 @@ compared before values, and containers are read through their base classes. Stan
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from cachectl.identity.guard_classes import class_members, function_of, own_members, unset_slot
+from cachectl.identity.guard_classes import class_members, found_by_name, function_of, own_members, unset_slot
 from cachectl.identity.guard_hooks import hooks_of
 from cachectl.identity.guard_paths import readable
 from cachectl.identity.guard_reader import GuardReader
@@ -206,9 +205,7 @@ class Facts:
 
     def is_instance(self, value: Any, fact: Any, trail: Trail) -> Any:
         _, module, qualname, wanted = fact
-        kind: Any = sys.modules.get(module)
-        for name in qualname.split("."):
-            kind = getattr(kind, "__dict__", {}).get(name)
+        kind = found_by_name(module, qualname)
         if not isinstance(kind, type):
             return Mismatch(f"a class {module}.{qualname}", None)
         live = issubclass(value, kind) if isinstance(value, type) else isinstance(value, kind)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from types import FunctionType
 from typing import Any, TypeAlias
 
-from cachectl.identity.guard_classes import is_known
+from cachectl.identity.guard_classes import found_by_name, is_known
 from cachectl.identity.guard_paths import Path, item_step, secret_name
 from cachectl.identity.guard_reader import GuardReader
 from cachectl.identity.guard_values import Unsayable, in_order
@@ -109,11 +109,8 @@ def _places(function: FunctionType, kind: type | None, homes: Mapping[type, Path
 
 def home_of(kind: type) -> Path | None:
     """Return where a class lies by its name; None where another or nothing lies there."""
-    module, steps = kind.__module__, kind.__qualname__.split(".")
-    held: Any = sys.modules.get(module)
-    for step in steps:
-        held = getattr(held, "__dict__", {}).get(step)
-    return (f"I:{module}", *(f".{step}" for step in steps)) if held is kind else None
+    module, name = kind.__module__, kind.__qualname__
+    return (f"I:{module}", *(f".{step}" for step in name.split("."))) if found_by_name(module, name) is kind else None
 
 
 def _within(member: Any, function: FunctionType, path: Path, depth: int) -> Iterator[Path]:

@@ -17,15 +17,14 @@ from cachectl.build.guard_functions import brought_along, home_of
 from cachectl.build.guard_places import Places, keyword_of
 from cachectl.build.untraced import UntracedRecorder
 from cachectl.build.untraced_reads import UntracedReads
-from cachectl.identity.guard_classes import class_members, function_of, is_known
+from cachectl.identity.guard_classes import IMPLICIT_METHODS, class_members, function_of, is_known
 from cachectl.identity.guard_paths import Path, item_step
 from cachectl.identity.guard_values import Unsayable, in_order
 
 __all__ = ["Relations", "joined"]
 
-# Methods that Python looks for by itself and does without: a class that comes to have one acts otherwise.
+# What is told by what it is.
 _PLAIN = (bool, int, float, complex, str, bytes, tuple, enum.Enum, FunctionType, BuiltinFunctionType, ModuleType)
-_UNASKED = ("__bool__", "__contains__", "__eq__", "__getattribute__", "__hash__", "__iter__", "__len__", "__ne__")
 
 
 class Relations(Places):
@@ -47,7 +46,7 @@ class Relations(Places):
         for kind in facts:
             if not is_known(kind.__module__):
                 members = class_members(kind)
-                lacking = {name: None for name in _UNASKED if function_of(members.get(name)) is None}
+                lacking = {name: None for name in sorted(IMPLICIT_METHODS) if function_of(members.get(name)) is None}
                 # What a class lacks it lacks wherever it stands.
                 self.put(min(path for path in self.classes if self.classes[path] is kind), "methods", lacking)
 

@@ -149,6 +149,94 @@ def is_host_list_guard(recompile: Recompile) -> bool:
     )
 
 
+# Which guard failed, in order: the first that fits names the kind of the recompile and what to do. Where dynamic is
+# true already the last of each counts, if it is another advice.
+_RECOMPILES: Final[tuple[tuple[str, str, str, str | None], ...]] = (
+    (
+        r"size mismatch|stride mismatch|\.size\(|\.shape\b|\.stride\(|rank mismatch",
+        "recompile-shape",
+        (
+            "a shape changes from step to step: allocate it once at its largest and write in place; where it has to "
+            "change set compile.dynamic: true"
+        ),
+        (
+            "a size is fixed although dynamic is true: the code branches on it, or it is 0 or 1; give that size a case "
+            "of its own"
+        ),
+    ),
+    (
+        r"\blen\(|^not [\w.\[\]']+$|^KeyError|dict\.keys|___dict_contains|DICT_",
+        "recompile-container",
+        (
+            "a list or dict grows or changes its keys from step to step: keep its length, and pass what changes as an "
+            "argument; compile.dynamic: true does not help"
+        ),
+        None,
+    ),
+    (
+        r"^(?:L\['self'\]|self)\.[\w.\[\]']+ is (?:not )?None$",
+        "recompile-attribute",
+        (
+            "an attribute is None in one step and something in the next: make it in __init__ or in the factory, before "
+            "the first step"
+        ),
+        None,
+    ),
+    (
+        r"(?:dtype|device(?: index)?|dispatch key set) mismatch|expected type of|___check_type_id| is (?:not )?None",
+        "recompile-value",
+        (
+            "a tensor's dtype or device, or an argument's type, changes from step to step: cast it once before the "
+            "call, and pass the same arguments each time"
+        ),
+        None,
+    ),
+    (
+        r"Duplicate tensors",
+        "recompile-identity",
+        (
+            "two names are one tensor in one step and two in another: give each memory of its own, and write it in "
+            "place with copy_"
+        ),
+        None,
+    ),
+    (
+        r"___check_obj_id|\bid\(| is [\w.\[\]']|data_ptr|___check_obj",
+        "recompile-identity",
+        (
+            "an object is replaced between steps while the shapes stay: write buffers in place with copy_; where the "
+            "graph doesn't depend on it keep compile.dynamic: false and run the steady steps under "
+            "torch.compiler.set_stance(skip_guard_eval_unsafe=True)"
+        ),
+        None,
+    ),
+    (
+        r"GLOBAL_STATE|requires_grad|grad_mode|torch_function|autocast|deterministic|default dtype|num_threads",
+        "recompile-ambient",
+        "the state around the call changes: call every step in the same grad mode, autocast and determinism",
+        None,
+    ),
+    (
+        r"(?:^|\W)(?:L\['self'\]|self)\.[\w.\[\]']+ == ",
+        "recompile-attribute",
+        (
+            "an attribute changes from step to step: pass its value to the method as an argument, as a tensor; "
+            "compile.dynamic: true does not help"
+        ),
+        None,
+    ),
+    (
+        r" == ",
+        "recompile-value",
+        (
+            "a plain value changes from step to step and is a constant of the graph: pass it as a tensor, or set "
+            "compile.dynamic: true"
+        ),
+        "a plain value is a constant of the graph although dynamic is true: pass it as a tensor",
+    ),
+)
+
+
 def recompile_advice(recompile: Recompile, *, dynamic: bool) -> tuple[str, str]:
     """Return the kind of a recompile and what to do, by the guard that failed."""
     guard = recompile.guard
@@ -162,61 +250,9 @@ def recompile_advice(recompile: Recompile, *, dynamic: bool) -> tuple[str, str]:
             "lengths as list[int] go with compile.dynamic: true; with dynamic: false pass them as a Tensor, where the "
             "operator takes one"
         )
-    if re.search(r"size mismatch|stride mismatch|\.size\(|\.shape\b|\.stride\(|rank mismatch", guard):
-        return "recompile-shape", (
-            "a shape changes from step to step: allocate it once at its largest and write in place; where it has to "
-            "change set compile.dynamic: true"
-            if not dynamic
-            else "a size is fixed although dynamic is true: the code branches on it, or it is 0 or 1; give that size a "
-            "case of its own"
-        )
-    if re.search(r"\blen\(|^not [\w.\[\]']+$|^KeyError|dict\.keys|___dict_contains|DICT_", guard):
-        return "recompile-container", (
-            "a list or dict grows or changes its keys from step to step: keep its length, and pass what changes as an "
-            "argument; compile.dynamic: true does not help"
-        )
-    if re.match(r"(?:L\['self'\]|self)\.[\w.\[\]']+ is (?:not )?None$", guard):
-        return "recompile-attribute", (
-            "an attribute is None in one step and something in the next: make it in __init__ or in the factory, before "
-            "the first step"
-        )
-    if re.search(
-        r"(?:dtype|device(?: index)?|dispatch key set) mismatch|expected type of|___check_type_id| is (?:not )?None",
-        guard,
-    ):
-        return "recompile-value", (
-            "a tensor's dtype or device, or an argument's type, changes from step to step: cast it once before the "
-            "call, and pass the same arguments each time"
-        )
-    if "Duplicate tensors" in guard:
-        return "recompile-identity", (
-            "two names are one tensor in one step and two in another: give each memory of its own, and write it in "
-            "place with copy_"
-        )
-    if re.search(r"___check_obj_id|\bid\(| is [\w.\[\]']|data_ptr|___check_obj", guard):
-        return "recompile-identity", (
-            "an object is replaced between steps while the shapes stay: write buffers in place with copy_; where the "
-            "graph doesn't depend on it keep compile.dynamic: false and run the steady steps under "
-            "torch.compiler.set_stance(skip_guard_eval_unsafe=True)"
-        )
-    if re.search(
-        r"GLOBAL_STATE|requires_grad|grad_mode|torch_function|autocast|deterministic|default dtype|num_threads", guard
-    ):
-        return "recompile-ambient", (
-            "the state around the call changes: call every step in the same grad mode, autocast and determinism"
-        )
-    if re.search(r"(?:^|\W)(?:L\['self'\]|self)\.[\w.\[\]']+ == ", guard):
-        return "recompile-attribute", (
-            "an attribute changes from step to step: pass its value to the method as an argument, as a tensor; "
-            "compile.dynamic: true does not help"
-        )
-    if " == " in guard:
-        return "recompile-value", (
-            "a plain value changes from step to step and is a constant of the graph: pass it as a tensor, or set "
-            "compile.dynamic: true"
-            if not dynamic
-            else "a plain value is a constant of the graph although dynamic is true: pass it as a tensor"
-        )
+    for pattern, kind, advice, when_dynamic in _RECOMPILES:
+        if re.search(pattern, guard):
+            return kind, when_dynamic if dynamic and when_dynamic is not None else advice
     return "recompile", (
         "the shapes stay, and a guard fails all the same: take what it names out of the method; where the graph "
         "doesn't depend on it keep compile.dynamic: false and run the steady steps under "

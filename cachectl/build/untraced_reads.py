@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
 from cachectl.build.untraced import Untraced
-from cachectl.identity.guard_classes import class_members, function_of, is_known, own_members
+from cachectl.identity.guard_classes import class_members, found_by_name, function_of, is_known, own_members
 from cachectl.identity.guard_paths import Path, item_step, secret_name
 from cachectl.identity.guard_reader import GuardReader
 from cachectl.identity.guard_values import Unsayable, in_order
@@ -269,12 +269,9 @@ def _members_of(kind: type) -> dict[str, Any]:
 def _home(function: types.FunctionType) -> Path | None:
     """Return where a function lies by its name, None where another or nothing lies there."""
     module = str(function.__globals__.get("__name__"))
-    held: Any = sys.modules.get(module)
-    steps = function.__qualname__.split(".")
-    for step in steps:
-        held = getattr(held, "__dict__", {}).get(step)
+    held = found_by_name(module, function.__qualname__)
     held = held.__func__ if isinstance(held, (staticmethod, classmethod)) else held
-    return (f"I:{module}", *(f".{step}" for step in steps)) if held is function else None
+    return (f"I:{module}", *(f".{step}" for step in function.__qualname__.split("."))) if held is function else None
 
 
 def _runs_elsewhere(value: Any) -> bool:

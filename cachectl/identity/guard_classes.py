@@ -17,9 +17,11 @@ from typing import Any
 from cachectl.identity.source_digest import code_digest
 
 __all__ = [
+    "IMPLICIT_METHODS",
     "VENDORS",
     "class_members",
     "class_name",
+    "found_by_name",
     "function_of",
     "functions_in",
     "is_known",
@@ -31,6 +33,10 @@ __all__ = [
 
 # Whose classes and functions the toolchain stands for; cachectl's own are those of the simulated CANN.
 VENDORS = frozenset({"torch", "torch_npu", "torchgen", "functorch", "torchair", "npugraph_ex", "cachectl"})
+# Methods that Python looks for by itself and does without: a class that comes to have one acts otherwise.
+IMPLICIT_METHODS = frozenset(
+    {"__bool__", "__contains__", "__eq__", "__getattribute__", "__hash__", "__iter__", "__len__", "__ne__"}
+)
 # How deep decorators are looked through.
 _WRAPPED_LIMIT = 8
 
@@ -47,6 +53,14 @@ def class_members(kind: type) -> dict[str, Any]:
     for base in reversed(type.__getattribute__(kind, "__mro__")):
         found.update(type.__getattribute__(base, "__dict__"))
     return found
+
+
+def found_by_name(module: str, qualname: str) -> Any:
+    """Return what lies under a qualified name in a module that is loaded, as it lies there; None where nothing does."""
+    held: Any = sys.modules.get(module)
+    for name in qualname.split("."):
+        held = getattr(held, "__dict__", {}).get(name)
+    return held
 
 
 def function_of(member: Any) -> types.FunctionType | None:

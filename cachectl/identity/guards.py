@@ -21,10 +21,11 @@ A fact is a list, its kind first; values are as cachectl.identity.guard_values w
     ["contains", value, bool]  ["has", name, bool]  ["absent", name]           keys, attributes, instance dict
     ["lacks", [name, ...]]                     neither the instance nor its class has these
     ["methods", {name: identity}]              what the value's class gives it: the code that was traced
+    ["instance", module, class, bool]          what a class with checks of its own says of the value
     ["present"]                                                                is not None
     ["range_iterator", start, stop, step]  ["tuple_iterator", n]  ["count_iterator", start, step]
     ["group", n]     all places of one group hold one object
-    ["apart"]        a tensor that is another object than every other such tensor outside its group
+    ["apart"]        another object than every other one that is apart, outside of its group
     ["memory", n]    and shares memory with those of group n, and with no other
 
 Facts about aliasing carry a group's number, not the other paths: so layers that share one mask stay equal nodes.

@@ -11,17 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from cachectl.identity.guard_classes import IMPLICIT_METHODS
 from cachectl.identity.source_digest import ImportTarget, Read, SourceIndex
 
 __all__ = ["FoundModule", "ModuleNames", "SourceClosure"]
 
-# Methods that Python looks for by itself and does without: a class that comes to have one acts otherwise.
-_UNASKED = frozenset(
-    {
-        *("__init__", "__new__", "__post_init__", "__getattr__", "__getattribute__", "__setattr__"),
-        *("__bool__", "__contains__", "__eq__", "__hash__", "__iter__", "__len__", "__ne__"),
-    }
-)
+# And those by which objects are made and their attributes found: a guard sheet says by other facts that they lack.
+_UNASKED = IMPLICIT_METHODS | {"__getattr__", "__init__", "__new__", "__post_init__", "__setattr__"}
 
 
 @dataclass

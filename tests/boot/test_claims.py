@@ -106,10 +106,18 @@ def test_sweep_unused_handouts_stay_an_hour(warm: WarmDir) -> None:
 
 def test_sweep_unused_handouts_are_counted(warm: WarmDir) -> None:
     """Starts that die before they read their hand-out must not fill the node either."""
-    folders = [lay(warm, age_s=20 * number) for number in range(UNUSED_KEPT + 3)]
+    folders = [lay(warm, age_s=5 * number) for number in range(UNUSED_KEPT + 3)]
 
     assert 3 == swept(warm)
     assert folders[:UNUSED_KEPT] == [folder for folder in folders if folder.exists()]
+
+
+def test_sweep_leaves_what_256_hooks_at_once_have_laid_out(warm: WarmDir) -> None:
+    """On a node with many ranks the first program finds its hand-out when the last hook is done."""
+    folders = [lay(warm, age_s=number / 5) for number in range(256)]
+
+    assert 0 == swept(warm)
+    assert all(folder.exists() for folder in folders)
 
 
 def test_sweep_bytes_are_bounded_oldest_and_used_first(warm: WarmDir) -> None:
